@@ -1,0 +1,61 @@
+# kvlab: `make` lists what there is. PROFILE= chooses the profile, RUN= a run folder.
+PROFILE ?= embedded
+RUN ?=
+PYTHON ?= python3
+BIN := .venv/bin
+KVLAB := $(BIN)/kvlab
+.DEFAULT_GOAL := help
+.PHONY: help env engine check test test-fast smoke reproduce report lab docs lock clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@echo 'variables: PROFILE=$(PROFILE) RUN=$(RUN)'
+
+env: .venv/.stamp ## set up the lab environment (.venv), again only when its lock changed
+
+.venv/.stamp: requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvlab needs Python 3.11 or newer; set PYTHON=")'
+	rm -rf .venv
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+engine: env ## set up the engine environment (.venv-engine): vLLM CPU and LMCache
+	$(BIN)/python -m kvlab.environment engine
+
+check: env ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: engine ## set everything up and run every test
+	$(BIN)/pytest
+
+test-fast: env ## the tests that need no engine, no container and no browser
+	$(BIN)/pytest -m 'not engine and not docker and not browser'
+
+smoke: engine ## one repeat of the A/B on the embedded engine
+	$(KVLAB) run two-round smoke
+
+reproduce: engine ## run every experiment on PROFILE and write the reports
+	$(KVLAB) reproduce $(PROFILE)
+
+report: env ## render the reports of RUN again
+	$(KVLAB) report $(RUN)
+
+lab: engine ## open the notebooks in JupyterLab
+	$(BIN)/jupyter lab notebooks
+
+docs: env ## check that the documentation is complete
+	$(BIN)/pytest -q tests/test_docs.py
+
+lock: ## resolve the lab's dependencies anew and write requirements.lock
+	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/pip install --quiet hatchling editables '.[dev]'
+	.venv-lock/bin/pip freeze --exclude kvlab > requirements.lock
+	rm -rf .venv-lock
+
+clean: ## remove what runs left behind, but no run and no report
+	-$(KVLAB) clean
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

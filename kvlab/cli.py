@@ -1,0 +1,313 @@
+"""The command line: thin, and the only place where errors are caught and shown.
+
+Heavy modules are imported inside the commands, so that ``kvlab --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvlab import __version__
+from kvlab.errors import KvlabError, UsageError
+
+app = typer.Typer(
+    name="kvlab",
+    help="Measure what KV-cache offloading (LMCache) does for vLLM on this machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Profile = Annotated[str, typer.Argument(help="A profile's name, or the path of a YAML file.")]
+RunPath = Annotated[Path, typer.Argument(help="A run folder below data/runs.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; may be repeated."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Runs = Annotated[Path, typer.Option(help="Where run folders are kept.")]
+RUNS = Path("data/runs")
+
+
+def main() -> None:
+    """Run the command line and exit: 0 done, 1 a verdict or check failed, 2 wrong use."""
+    try:
+        app()
+    except KvlabError as error:
+        typer.echo(f"kvlab: {error}", err=True)
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        typer.echo("kvlab: stopped; what was measured is kept, continue with --resume", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(1)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kvlab {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def kvlab(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Measure what KV-cache offloading (LMCache) does for vLLM on this machine."""
+
+
+@app.command(epilog="Example: kvlab profiles --show embedded")
+def profiles(
+    show: Annotated[str | None, typer.Option(help="Print this profile, resolved.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the profiles that come with kvlab, one line each."""
+    import yaml
+
+    from kvlab import profile
+
+    if show is not None:
+        resolved = profile.load(show).as_dict()
+        typer.echo(
+            _json(resolved) if as_json else yaml.safe_dump(resolved, sort_keys=False).rstrip()
+        )
+        return
+    known = [profile.load(name) for name in profile.names()]
+    if as_json:
+        typer.echo(_json([{"name": p.name, "title": p.title} for p in known]))
+        return
+    for one in known:
+        typer.echo(f"{one.name:<14} {one.runtime:<8} {one.title}")
+
+
+@app.command(epilog="Example: kvlab check embedded --json")
+def check(
+    profile: Profile = "embedded",
+    set_: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Find what would stop a run of the profile here, before anything starts."""
+    from kvlab import preflight
+
+    findings = preflight.check(_load(profile, set_))
+    if as_json:
+        typer.echo(_json([finding.as_dict() for finding in findings]))
+    else:
+        for finding in findings:
+            typer.echo(f"{finding.severity:<8}{finding.id}  {finding.found}")
+            typer.echo(f"        {finding.fix}")
+        typer.echo(f"{len(findings)} findings for profile {profile}")
+    if any(finding.severity == "error" for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: kvlab plan dgx-spark --shell --as-published")
+def plan(
+    profile: Profile = "embedded",
+    scenario: Annotated[
+        list[str] | None, typer.Option(help="baseline, lmcache or control; may be repeated.")
+    ] = None,
+    shell: Annotated[bool, typer.Option("--shell", help="Only the commands.")] = False,
+    published: Annotated[
+        bool, typer.Option("--as-published", help="Take the profile's deviations back.")
+    ] = False,
+    set_: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Print exactly what would be started, in which order, and what is waited for."""
+    import dataclasses
+
+    from kvlab import profile as profiles_
+    from kvlab.stack import plan as plans
+
+    chosen = _load(profile, set_)
+    if published:
+        chosen = profiles_.as_published(chosen)
+    scenarios = scenario or ["baseline", "lmcache"]
+    if as_json:
+        steps = [plans.plan(chosen, name) for name in scenarios]
+        typer.echo(json.dumps([dataclasses.asdict(s) for s in steps], default=_plain, indent=2))
+    elif shell:
+        typer.echo(plans.shell_text(chosen, scenarios), nl=False)
+    else:
+        typer.echo(plans.describe(chosen, scenarios), nl=False)
+
+
+@app.command(epilog="Example: kvlab run two-round embedded --repeats 3 --set workload.contexts=20")
+def run(
+    experiment: Annotated[str, typer.Argument(help="two-round")],
+    profile: Profile = "embedded",
+    repeats: Annotated[int | None, typer.Option(min=1, help="Repeats of each scenario.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue this interrupted run.")] = None,
+    control: Annotated[
+        bool, typer.Option("--control", help="Compare the baseline with itself (A/A).")
+    ] = False,
+    runs: Runs = RUNS,
+    set_: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Run one experiment, judge it, and print the verdict; exit 1 unless it is as it should be."""
+    from kvlab import experiment as experiments
+    from kvlab import summary
+
+    overrides = _overrides(set_)
+    if repeats is not None:
+        overrides["experiments.two_round.repeats"] = repeats
+    folder = experiments.run(
+        experiment, profile, overrides=overrides, runs=runs, resume=resume, control=control
+    )
+    result = summary.conclude(folder)
+    typer.echo(_json(result) if as_json else summary.text(result))
+    typer.echo(f"run folder: {folder.path}", err=as_json)
+    healthy = "not shown" if control else "proven"
+    if result["verdict"]["status"] != healthy:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: kvlab report data/runs/<run> --lang tr,zh,en --genre technical")
+def report(
+    run: Annotated[list[Path], typer.Argument(help="Run folders below data/runs.")],
+    lang: Annotated[str, typer.Option(help="Languages, comma-separated: tr,zh,en.")] = "tr,zh,en",
+    genre: Annotated[
+        str | None,
+        typer.Option(help="technical or article; by default technical, and article for zh."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the pages go.")] = Path("reports"),
+) -> None:
+    """Render the reports again from the run folder alone."""
+    from kvlab import report as reports
+    from kvlab import summary
+    from kvlab.rundir import RunDir
+
+    for path in run:
+        folder = RunDir.open(path)
+        result = summary.summarise(folder)
+        for language in _languages(lang):
+            page = reports.write(result, out / folder.id, lang=language, genre=genre)
+            typer.echo(str(page))
+
+
+@app.command(epilog="Example: kvlab verify data/runs/<run>")
+def verify(run: RunPath, as_json: Json = False) -> None:
+    """Recompute every number of a run from its raw records; exit 1 on any difference."""
+    from kvlab import verify as verification
+    from kvlab.rundir import RunDir
+
+    differences = verification.verify(RunDir.open(run))
+    if as_json:
+        typer.echo(_json([str(difference) for difference in differences]))
+    else:
+        for difference in differences:
+            typer.echo(str(difference))
+        typer.echo(f"{run}: {len(differences)} differences" if differences else f"{run}: verified")
+    if differences:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: kvlab compare data/runs/<one> data/runs/<other>")
+def compare(
+    first: RunPath,
+    second: RunPath,
+    different_hosts: Annotated[
+        bool, typer.Option("--different-hosts", help="Compare although the hosts differ.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare two runs with the statistics of one; refuses runs of different hosts."""
+    from kvlab import compare as comparison
+    from kvlab.rundir import RunDir
+
+    result = comparison.compare(
+        RunDir.open(first), RunDir.open(second), allow_different_hosts=different_hosts
+    )
+    typer.echo(_json(result) if as_json else comparison.text(result))
+
+
+@app.command(epilog="Example: kvlab reproduce embedded --lang tr,zh,en")
+def reproduce(
+    profile: Profile = "embedded",
+    lang: Annotated[str, typer.Option(help="Languages of the reports.")] = "tr,zh,en",
+    runs: Runs = RUNS,
+    reports: Annotated[Path, typer.Option(help="Where the pages go.")] = Path("reports"),
+    set_: Set = None,
+) -> None:
+    """Run every notebook on the profile and write the reports; exit 1 unless proven."""
+    from kvlab import reproduce as reproduction
+
+    outcome = reproduction.reproduce(
+        profile,
+        overrides=_overrides(set_),
+        languages=_languages(lang),
+        runs=runs,
+        reports=reports,
+    )
+    typer.echo(outcome.text())
+    if not outcome.proven:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: kvlab engine --target .venv-engine")
+def engine(
+    target: Annotated[Path, typer.Option(help="Where the environment goes.")] = Path(
+        ".venv-engine"
+    ),
+) -> None:
+    """Set up the engine environment: vLLM's CPU build and LMCache, in the locked versions."""
+    from kvlab import environment
+
+    environment.install_engine(target)
+
+
+@app.command(epilog="Example: kvlab clean")
+def clean(as_json: Json = False) -> None:
+    """Stop servers of kvlab that an earlier, killed run left behind, and free their memory."""
+    from kvlab.stack import process
+
+    stopped = process.sweep()
+    typer.echo(_json(stopped) if as_json else f"{len(stopped)} left-over processes stopped")
+
+
+def _load(name: str, set_: list[str] | None) -> Any:
+    from kvlab import profile
+
+    return profile.load(name, _overrides(set_))
+
+
+def _overrides(set_: list[str] | None) -> dict[str, Any]:
+    from kvlab import profile
+
+    return dict(profile.parse_override(text) for text in set_ or ())
+
+
+def _languages(text: str) -> list[str]:
+    from kvlab import i18n
+
+    languages = [language.strip() for language in text.split(",") if language.strip()]
+    for language in languages:
+        if language not in i18n.LANGUAGES:
+            raise UsageError(
+                f"there is no language {language!r}", hint=f"known: {', '.join(i18n.LANGUAGES)}"
+            )
+    return languages
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump() if hasattr(value, "model_dump") else str(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Two runs side by side, with the statistics of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kvlab import evidence, stats, summary, verdict
+from kvlab.errors import UsageError
+from kvlab.rundir import RunDir
+
+SCHEMA = 1
+
+
+def compare(
+    first: RunDir, second: RunDir, *, allow_different_hosts: bool = False
+) -> dict[str, Any]:
+    """What changed from the first run to the second: settings, times and speedup.
+
+    Keys: ``runs``, ``same_host``, ``verdicts``, ``settings`` that differ, ``speedup`` of both, and
+    ``arms``, in order, with the medians of both runs and ``ratio``: the first's over the second's,
+    so that above 1 the second run is faster. The figures of an invalid run are left out. Raises
+    UsageError when the runs are of different experiments, or of different hosts unless that is
+    allowed: a difference between machines is not one between settings.
+    """
+    one, other = first.manifest, second.manifest
+    if one.get("experiment") != other.get("experiment"):
+        raise UsageError(
+            f"{first.id} is a run of {one.get('experiment')}, {second.id} of"
+            f" {other.get('experiment')}",
+            hint="compare two runs of the same experiment",
+        )
+    same_host = one.get("fingerprint") is not None and (
+        one.get("fingerprint") == other.get("fingerprint")
+    )
+    if not same_host and not allow_different_hosts:
+        raise UsageError(
+            f"{first.id} and {second.id} were measured on different hosts",
+            hint="give --different-hosts to compare them all the same",
+        )
+    summaries = [summary.summarise(first), summary.summarise(second)]
+    valid = [s["verdict"]["status"] != verdict.INVALID for s in summaries]
+    result: dict[str, Any] = {
+        "schema": SCHEMA,
+        "experiment": one["experiment"],
+        "runs": [first.id, second.id],
+        "same_host": same_host,
+        "verdicts": [s["verdict"] for s in summaries],
+        "settings": {
+            key: {"first": a, "second": b}
+            for key, a, b in _settings(one["profile"], other["profile"])
+        },
+    }
+    if all(valid):
+        result["speedup"] = [s["speedup"] for s in summaries]
+        result["arms"] = [_arm(first, second, summaries, place) for place in (0, 1)]
+    return result
+
+
+def _arm(
+    first: RunDir, second: RunDir, summaries: list[dict[str, Any]], place: int
+) -> dict[str, Any]:
+    """One arm of both runs: medians, and the ratio of the first to the second."""
+    names = [s["arms"][place] for s in summaries]
+    found: dict[str, Any] = {
+        "arms": names,
+        "median_ms": [s["ttft_ms"][n]["median"] for s, n in zip(summaries, names, strict=True)],
+    }
+    seed = int((first.manifest.get("seeds") or {}).get("bootstrap", 0))
+    ratio = stats.ratio(_times(first, place), _times(second, place), seed=seed)
+    if ratio is not None:
+        found["ratio"] = {"value": ratio.value, "ci95": [ratio.low, ratio.high]}
+    return found
+
+
+def _times(run: RunDir, place: int) -> stats.Arm:
+    plan = evidence.plan(run.manifest)
+    accounts = evidence.accounts(plan, run.requests(), run.scrapes())
+    return evidence.times_ms(accounts, plan.arms[place], "measure")
+
+
+def _settings(
+    first: Mapping[str, Any], second: Mapping[str, Any], where: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Settings of two profiles that differ, by dotted key."""
+    for key in sorted(first.keys() | second.keys()):
+        a, b = first.get(key), second.get(key)
+        place = f"{where}.{key}" if where else key
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            yield from _settings(a, b, place)
+        elif a != b:
+            yield place, a, b
+
+
+def text(result: Mapping[str, Any]) -> str:
+    """The comparison for a terminal."""
+    first, second = result["runs"]
+    lines = [f"first:  {first}: {result['verdicts'][0]['status']}"]
+    lines.append(f"second: {second}: {result['verdicts'][1]['status']}")
+    if not result["same_host"]:
+        lines.append("note: the hosts differ, so times do not compare")
+    for key, values in result["settings"].items():
+        lines.append(f"setting {key}: {values['first']} -> {values['second']}")
+    if "arms" not in result:
+        lines.append("no figures: a run is invalid")
+        return "\n".join(lines)
+    for arm in result["arms"]:
+        name, (before, after) = " / ".join(dict.fromkeys(arm["arms"])), arm["median_ms"]
+        line = f"{name}: median TTFT {before:.1f} -> {after:.1f} ms"
+        if "ratio" in arm:
+            line += f", {_interval(arm['ratio'])} times as fast"
+        lines.append(line)
+    values = [_interval(speedup) for speedup in result["speedup"]]
+    lines.append(f"speedup: {' -> '.join(values)}")
+    return "\n".join(lines)
+
+
+def _interval(ratio: Mapping[str, Any]) -> str:
+    low, high = ratio["ci95"]
+    return f"{ratio['value']:.2f} ({low:.2f} to {high:.2f})"

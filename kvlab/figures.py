@@ -1,0 +1,356 @@
+"""Figures of a run as SVG text: one visual language, text kept as text, the same bytes every time.
+
+Each function takes a summary, the texts of a language and a width, and returns ``<svg>…</svg>`` to
+stand inside a page. matplotlib is imported when the first figure is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from kvlab import canvas
+from kvlab.canvas import COLOURS, Width
+from kvlab.i18n import Text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Summary = dict[str, Any]
+
+TIERS = ("L0", "L1", "L2", "recompute")
+HATCHES = {"L0": "", "L1": "", "L2": "//", "recompute": ""}
+MARKED_POINTS = 240
+"""Above this many requests in a panel the single requests are drawn as a line, not as marks."""
+LOG_SPREAD = 12.0
+"""A time axis turns logarithmic when the slowest request took this many times the fastest."""
+
+
+def speedup(summary: Summary, text: Text, published: float, width: Width = "wide") -> str:
+    """The speedup with its interval, and the published one beside it, marked as reference."""
+    value = summary["speedup"]["value"]
+    low, high = summary["speedup"].get("ci95") or (value, value)
+    bound = summary.get("workload", {}).get("speedup_bound")
+    with canvas.sheet("speedup", width, 190) as (figure, finish):
+        axes = canvas.axes(figure, left=8, right=16, top=18, bottom=38)
+        largest = max(high, published, 1.0)
+        axes.set_xlim(0, largest * 1.28)
+        axes.set_ylim(-0.55, 2.1)
+        axes.barh(1.1, value, height=0.42, color=COLOURS["b"], zorder=2)
+        axes.errorbar(
+            value,
+            1.1,
+            xerr=[[max(0, value - low)], [max(0, high - value)]],
+            color=COLOURS["ink"],
+            capsize=5,
+            linewidth=1.6,
+            zorder=3,
+        )
+        axes.barh(
+            0,
+            published,
+            height=0.42,
+            facecolor="none",
+            edgecolor=COLOURS["ref"],
+            hatch="////",
+            linewidth=1.2,
+            zorder=2,
+        )
+        axes.axvline(1, color=COLOURS["ink"], linewidth=1, linestyle=(0, (2, 2)), zorder=1)
+        if bound and bound < largest * 1.2:
+            axes.axvline(bound, color=COLOURS["muted"], linewidth=1, zorder=1)
+            _say(axes, bound, 1.72, f" {text('figure.speedup.bound')}", "muted")
+        _say(axes, 0, 1.45, text("figure.speedup.ours"), "ink", weight="bold")
+        _say(axes, 0, 0.35, text("figure.speedup.reference"), "ref")
+        pad = largest * 0.02
+        _say(axes, high + pad, 1.1, text.ratio(value), "ink", weight="bold", size=13, middle=True)
+        _say(axes, published + pad, 0, text.ratio(published), "ref", middle=True)
+        axes.set_xlabel(text("figure.speedup.axis"), loc="left")
+        _ticks(axes, "x", lambda tick: f"{text.plain_number(tick)}×")
+        axes.set_yticks([])
+        return finish(
+            text("figure.speedup.title"),
+            text(
+                "figure.speedup.description",
+                value=text.ratio(value),
+                ci=text.span(text.ratio(low), text.ratio(high)),
+                reference=text.ratio(published),
+            ),
+        )
+
+
+def ttft_by_order(summary: Summary, text: Text, width: Width = "wide") -> str:
+    """TTFT of every request in its order, one panel per round, both arms in each."""
+    series, arms = summary["ttft_series_ms"], summary["arms"]
+    narrow = width == "narrow"
+    with canvas.sheet("order", width, 420 if narrow else 290) as (figure, finish):
+        panels = [
+            canvas.axes(figure, left=50, right=8, top=62, bottom=238),
+            canvas.axes(figure, left=50, right=8, top=244, bottom=42),
+        ]
+        if not narrow:
+            panels = [
+                canvas.axes(figure, left=54, right=372, top=62, bottom=42),
+                canvas.axes(figure, left=396, right=12, top=62, bottom=42),
+            ]
+        times = _times(series, arms, ("fill", "measure"))
+        for axes, name in zip(panels, ("fill", "measure"), strict=True):
+            for arm, style in zip(arms, _arm_styles(arms, text), strict=True):
+                _draw_order(axes, series.get(arm, {}).get(name, []), style)
+            _time_axis(axes, times, text)
+            _title(axes, text(f"round.{name}"))
+            axes.set_xlabel(text("figure.order.axis"), loc="left")
+            axes.margins(x=0.03)
+            _whole_ticks(axes, text)
+        if not narrow:
+            panels[1].tick_params(labelleft=False)
+        _legend(figure, panels[0], arms, text)
+        return finish(text("figure.order.title"), text("figure.order.description"))
+
+
+def ecdf(summary: Summary, text: Text, width: Width = "wide") -> str:
+    """The share of measured requests that were answered within a time, per arm."""
+    series, arms = summary["ttft_series_ms"], summary["arms"]
+    with canvas.sheet("ecdf", width, 280) as (figure, finish):
+        axes = canvas.axes(figure, left=50, right=14, top=52, bottom=42)
+        for arm, style in zip(arms, _arm_styles(arms, text), strict=True):
+            values = sorted(_flat(series.get(arm, {}).get("measure", [])))
+            if values:
+                shares = [(i + 1) / len(values) for i in range(len(values))]
+                axes.step(
+                    [values[0], *values],
+                    [0, *shares],
+                    where="post",
+                    color=style["color"],
+                    linewidth=2.2,
+                    linestyle=style["linestyle"],
+                )
+        axes.axhline(0.5, color=COLOURS["muted"], linewidth=0.8, linestyle=(0, (2, 3)))
+        axes.set_ylim(0, 1.02)
+        axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
+        _ticks(axes, "y", lambda tick: text.percent(tick))
+        times = _times(series, arms, ("measure",))
+        _time_axis(axes, times, text, which="x")
+        axes.set_xlabel(text("figure.ecdf.axis"), loc="left")
+        _legend(figure, axes, arms, text)
+        return finish(text("figure.ecdf.title"), text("figure.ecdf.description"))
+
+
+def served(summary: Summary, text: Text, width: Width = "wide") -> str:
+    """Which tier served the prompt tokens, as one bar per arm and round."""
+    arms, tokens = summary["arms"], summary["served_tokens"]
+    rows = [(arm, name) for arm in arms for name in ("fill", "measure")]
+    with canvas.sheet("served", width, 74 + 48 * len(rows)) as (figure, finish):
+        axes = canvas.axes(figure, left=8, right=14, top=38, bottom=32)
+        axes.set_xlim(0, 1)
+        axes.set_ylim(-0.45, len(rows) - 0.1)
+        for place, (arm, name) in enumerate(reversed(rows)):
+            label = text(
+                "figure.served.row",
+                arm=text(f"arm.{_letter(arms, arm)}"),
+                round=text(f"name.{name}"),
+            )
+            _say(axes, 0, place + 0.42, label, "ink")
+            _draw_tiers(axes, place, tokens.get(arm, {}).get(name, {}), text)
+        _ticks(axes, "x", lambda tick: text.percent(tick))
+        axes.set_yticks([])
+        axes.grid(visible=False)
+        _legend_of_tiers(figure, axes, text)
+        return finish(text("figure.served.title"), text("figure.served.description"))
+
+
+def _draw_tiers(axes: Axes, place: float, tiers: dict[str, float], text: Text) -> None:
+    total = sum(tiers.get(tier) or 0 for tier in TIERS)
+    start = 0.0
+    for tier in TIERS:
+        share = (tiers.get(tier) or 0) / total if total else 0.0
+        if share <= 0:
+            continue
+        axes.barh(
+            place,
+            share,
+            left=start,
+            height=0.5,
+            color=COLOURS[tier.lower()],
+            edgecolor=COLOURS["paper"],
+            hatch=HATCHES[tier],
+            linewidth=0.8,
+        )
+        if share >= 0.14:
+            _say(
+                axes,
+                start + share / 2,
+                place,
+                text.percent(share),
+                "paper" if tier == "L1" else "ink",
+                weight="bold",
+                middle=True,
+                centre=True,
+            )
+        start += share
+
+
+def _draw_order(
+    axes: Axes, repeats: Sequence[Sequence[float | None]], style: dict[str, Any]
+) -> None:
+    if not any(repeats):
+        return
+    marks = sum(len(values) for values in repeats) <= MARKED_POINTS
+    for values in repeats:
+        places = [i + 1 for i, value in enumerate(values) if value is not None]
+        times = [value for value in values if value is not None]
+        if marks:
+            axes.plot(
+                places,
+                times,
+                linestyle="none",
+                marker=style["marker"],
+                markersize=4.4,
+                color=style["color"],
+                alpha=0.55,
+            )
+        else:
+            axes.plot(places, times, color=style["color"], linewidth=0.7, alpha=0.45)
+    middle = [_median([r[i] for r in repeats if i < len(r)]) for i in range(len(repeats[0]))]
+    places = [i + 1 for i, value in enumerate(middle) if value is not None]
+    axes.plot(
+        places,
+        [value for value in middle if value is not None],
+        color=style["color"],
+        linewidth=1.8,
+        linestyle=style["linestyle"],
+    )
+
+
+def _arm_styles(arms: Sequence[str], text: Text) -> list[dict[str, Any]]:
+    return [
+        {
+            "color": COLOURS[letter],
+            "marker": "o" if letter == "a" else "^",
+            "linestyle": "-" if letter == "b" else (0, (4, 1.5)),
+            "label": text(f"arm.{'control' if arm == 'control' else letter}"),
+        }
+        for letter, arm in zip("ab", arms, strict=False)
+    ]
+
+
+def _letter(arms: Sequence[str], arm: str) -> str:
+    if arm == "control":
+        return "control"
+    return "ab"[list(arms).index(arm)]
+
+
+def _legend(figure: Figure, axes: Axes, arms: Sequence[str], text: Text) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], linewidth=1.8, markersize=5, **style) for style in _arm_styles(arms, text)
+    ]
+    _place_legend(figure, axes, handles)
+
+
+def _legend_of_tiers(figure: Figure, axes: Axes, text: Text) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [
+        Patch(
+            facecolor=COLOURS[tier.lower()],
+            edgecolor=COLOURS["paper"],
+            hatch=HATCHES[tier],
+            label=text(f"tier.{tier}"),
+        )
+        for tier in TIERS
+    ]
+    _place_legend(figure, axes, handles)
+
+
+def _place_legend(figure: Figure, axes: Axes, handles: list[Any]) -> None:
+    left = axes.get_position().x0
+    figure.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=(left, 1.0),
+        ncols=len(handles),
+        frameon=False,
+        borderaxespad=0.2,
+        borderpad=0,
+        handlelength=1.5,
+        handletextpad=0.5,
+        columnspacing=1.2,
+    )
+
+
+def _time_axis(
+    axes: Axes, times: Sequence[float], text: Text, which: Literal["x", "y"] = "y"
+) -> None:
+    """Zero-based, or logarithmic when the times are far apart."""
+    if times and min(times) > 0 and max(times) / min(times) > LOG_SPREAD:
+        from matplotlib.ticker import LogLocator, NullLocator
+
+        getattr(axes, f"set_{which}scale")("log")
+        axis = getattr(axes, f"{which}axis")
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_minor_locator(NullLocator())
+        getattr(axes, f"set_{which}lim")(min(times) * 0.85, max(times) * 1.15)
+    else:
+        getattr(axes, f"set_{which}lim")(0, (max(times) if times else 1) * 1.08)
+    _ticks(axes, which, lambda tick: text.plain_number(tick))
+
+
+def _ticks(axes: Axes, which: Literal["x", "y"], label: Callable[[float], str]) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    getattr(axes, f"{which}axis").set_major_formatter(FuncFormatter(lambda tick, _: label(tick)))
+
+
+def _whole_ticks(axes: Axes, text: Text) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+    _ticks(axes, "x", lambda tick: text.plain_number(tick))
+
+
+def _title(axes: Axes, words: str) -> None:
+    axes.text(0, 1.04, words, transform=axes.transAxes, color=COLOURS["ink"], fontweight="bold")
+
+
+def _say(
+    axes: Axes,
+    x: float,
+    y: float,
+    words: str,
+    colour: str,
+    *,
+    weight: str = "normal",
+    size: float | None = None,
+    middle: bool = False,
+    centre: bool = False,
+) -> None:
+    axes.text(
+        x,
+        y,
+        words,
+        color=COLOURS[colour],
+        fontweight=weight,
+        fontsize=size,
+        va="center" if middle else "bottom",
+        ha="center" if centre else "left",
+        zorder=4,
+    )
+
+
+def _flat(repeats: Sequence[Sequence[float | None]]) -> list[float]:
+    return [value for values in repeats for value in values if value is not None]
+
+
+def _times(series: dict[str, Any], arms: Sequence[str], rounds: Sequence[str]) -> list[float]:
+    return [t for arm in arms for name in rounds for t in _flat(series.get(arm, {}).get(name, []))]
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = sorted(value for value in values if value is not None)
+    if not known:
+        return None
+    half = len(known) // 2
+    return known[half] if len(known) % 2 else (known[half - 1] + known[half]) / 2

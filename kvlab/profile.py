@@ -1,0 +1,469 @@
+"""A profile: everything that a run needs, in one YAML file, checked whole before anything starts.
+
+This is the only reader of YAML. A key that does not exist is refused with the nearest one that does.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from kvlab.errors import ProfileError
+from kvlab.rundir import sha256_json
+
+SCHEMA = 1
+MIN_CHUNKS = 4
+"""A context shorter than this many chunks says little: its uncached tail weighs too much."""
+
+Scalar = str | int | float | bool | None
+
+
+class Part(BaseModel):
+    """Every part of a profile: frozen, and strict about unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class Model(Part):
+    """What is served: a model that kvlab builds itself, or one named by its hub id."""
+
+    source: Literal["built", "hub"]
+    name: str = Field(min_length=1)
+    """``built``: the folder's name below data/models; ``hub``: the id, e.g. ``org/model``."""
+    preset: Literal["hybrid", "dense"] | None = None
+    seed: int = 0
+    layers: int | None = Field(default=None, ge=1)
+    served_name: str = Field(min_length=1)
+    vocabulary: tuple[int, int] = (256, 4096)
+    """Token ids are drawn from this half-open range: ordinary tokens, none of them special."""
+    hybrid: bool = False
+    """Recurrent (Mamba or GDN) layers beside attention: state is cached per block."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Model:
+        if self.source == "built" and self.preset is None:
+            raise ValueError("a built model needs a preset: hybrid or dense")
+        if self.vocabulary[1] - self.vocabulary[0] < 1024 or self.vocabulary[0] < 0:
+            raise ValueError("the vocabulary range must span at least 1,024 token ids")
+        return self
+
+
+class Engine(Part):
+    """vLLM: the settings that kvlab reasons about, then every other flag as vLLM names it."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=0, ge=0, le=65535)
+    """0: a free one is chosen."""
+    block_tokens: int = Field(ge=1)
+    """N, the attention block size as vLLM's log must state it."""
+    kv_cache_tokens: int | None = Field(default=None, ge=1)
+    """The size of L0 that the log is expected to state, where known beforehand."""
+    max_model_len: int = Field(ge=1)
+    max_num_batched_tokens: int = Field(ge=1)
+    max_num_seqs: int = Field(default=16, ge=1)
+    mamba_cache_mode: Literal["align", "all", "none"] | None = None
+    prefix_caching: bool = True
+    prompt_tokens_details: bool = True
+    flags: dict[str, Any] = {}
+    env: dict[str, str] = {}
+    connector: Literal["kvlab", "stock"] = "stock"
+    """kvlab: the CPU connector that keeps recurrent state right; stock: LMCache's own."""
+    connector_config: dict[str, Any] = {}
+    dev_endpoints: bool = False
+    """Start vLLM with its development endpoints, so that L0 can be reset between probes."""
+
+
+class L2(Part):
+    """The disk tier: one LMCache adapter as its JSON configuration; base_path is set per launch."""
+
+    adapter: dict[str, Any] = {"type": "fs", "relative_tmp_dir": ".tmp"}
+    base_path: str | None = None
+    """None: a fresh folder inside the run's own."""
+
+
+class Cache(Part):
+    """LMCache's multi-process server."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=0, ge=0, le=65535)
+    http_port: int = Field(default=0, ge=0, le=65535)
+    chunk_tokens: int = Field(ge=1)
+    l1_size_gb: float = Field(gt=0)
+    l1_init_size_gb: int | None = Field(default=None, ge=0)
+    eviction_policy: Literal["LRU", "IsolatedLRU"] = "LRU"
+    eviction_watermark: float = Field(default=0.8, gt=0, le=1)
+    eviction_ratio: float = Field(default=0.2, gt=0, le=1)
+    transfer_mode: Literal["lmcache_driven", "engine_driven", "auto"] = "lmcache_driven"
+    separate_object_groups: bool | None = False
+    """Always passed, yes or no; null leaves it to the version's default (the published command)."""
+    l2: L2 | None = L2()
+    flags: dict[str, Any] = {}
+    env: dict[str, str] = {}
+
+
+class Container(Part):
+    """How a service becomes a container; used by the docker runtime and by ``plan --shell``."""
+
+    image: str
+    names: dict[Literal["baseline", "lmcache_server", "lmcache"], str]
+    gpus: str | None = None
+    network: str = "host"
+    ipc: str = "host"
+    shm_size: str | None = None
+    memory: str | None = None
+    memory_swap: str | None = None
+    volumes: list[str] = []
+    lmcache_entrypoint: str = "/usr/local/bin/lmcache"
+
+
+class Workload(Part):
+    """What is asked: how many contexts, how long, in which shape."""
+
+    shape: Literal["identical", "prefix_suffix"] = "identical"
+    contexts: int = Field(ge=1)
+    context_tokens: int = Field(ge=1)
+    output_tokens: int = Field(default=1, ge=1)
+    prefix_ratio: float = Field(default=0.8, gt=0, lt=1)
+    breaker_tokens: int = Field(default=32, ge=1)
+    seed: int = 42
+    nonce: str | None = None
+    """None: fresh for every run, and recorded; set it to repeat a run's exact prompts."""
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens that return unchanged: all of them, or the prefix of ``prefix_suffix``."""
+        if self.shape == "identical":
+            return self.context_tokens
+        return round(self.context_tokens * self.prefix_ratio)
+
+    def restorable_tokens(self, chunk_tokens: int) -> int:
+        """Tokens that whole chunks can restore; the last token is always computed."""
+        reusable = min(self.prefix_tokens, self.context_tokens - 1)
+        return reusable // chunk_tokens * chunk_tokens
+
+
+class TwoRound(Part):
+    """The A/B: a fill round and a measure round in each scenario."""
+
+    repeats: int = Field(default=3, ge=1)
+    pause_s: float = Field(default=5.0, ge=0)
+    warmup_requests: int = Field(default=2, ge=1)
+    settle_s: float = Field(default=0.0, ge=0)
+    """Wait after the servers are ready (the published run waits 10 s)."""
+    concurrency: int = Field(default=1, ge=1)
+
+
+class Experiments(Part):
+    two_round: TwoRound = TwoRound()
+
+
+class Correctness(Part):
+    """Restored answers may differ from cold ones by max(3 x cold-cold floor, tolerance_nat)."""
+
+    tolerance_nat: float = Field(default=0.15, ge=0)
+
+
+class Thresholds(Part):
+    """What the evidence must reach before a number is published."""
+
+    external_share_min: float = Field(default=0.90, ge=0, le=1)
+    local_share_max: float = Field(default=0.01, ge=0, le=1)
+    baseline_drift_max: float = Field(default=0.05, gt=0)
+    kv_size_diff_max: float = Field(default=0.02, ge=0)
+    l0_overflow_min: float = Field(default=1.5, ge=0)
+    """The working set must exceed L0 by this factor; otherwise L0 answers round 2."""
+    conservation_share_max: float = Field(default=0.0, ge=0, le=1)
+
+
+class Timeouts(Part):
+    """Deadlines in seconds. A request's own is ``request_cold_factor`` x the slowest warm-up."""
+
+    lmcache_ready_s: float = Field(default=120, gt=0)
+    vllm_ready_s: float = Field(default=600, gt=0)
+    request_s: float = Field(default=120, gt=0)
+    round_s: float = Field(default=7200, gt=0)
+    drain_s: float = Field(default=120, gt=0)
+    stop_s: float = Field(default=30, gt=0)
+
+
+class Deviation(Part):
+    """A setting in which this profile differs from the published one on purpose."""
+
+    setting: str
+    published: Any
+    reason: str
+
+
+class Profile(Part):
+    """One machine, one model, one engine, one cache, one workload."""
+
+    schema_version: int = Field(alias="schema")
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")
+    title: str
+    description: str = ""
+    runtime: Literal["process", "docker", "attach"] = "process"
+    model: Model
+    engine: Engine
+    cache: Cache
+    container: Container | None = None
+    workload: Workload
+    experiments: Experiments = Experiments()
+    correctness: Correctness = Correctness()
+    thresholds: Thresholds = Thresholds()
+    timeouts: Timeouts = Timeouts()
+    deviations: list[Deviation] = []
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Profile:
+        for complaint in _contradictions(self):
+            raise ValueError(complaint)
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        """The resolved profile as plain JSON values, the form that manifests keep."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    @property
+    def sha256(self) -> str:
+        """Identity of the resolved profile, overrides included."""
+        return sha256_json(self.as_dict())
+
+    @property
+    def working_set_tokens(self) -> int:
+        return self.workload.contexts * self.workload.context_tokens
+
+
+def _contradictions(profile: Profile) -> Iterable[str]:
+    engine, cache, work = profile.engine, profile.cache, profile.workload
+    chunk, block = cache.chunk_tokens, engine.block_tokens
+    if chunk % block:
+        above = math.ceil(chunk / block) * block
+        yield (
+            f"cache.chunk_tokens {chunk} is not a multiple of engine.block_tokens {block}; "
+            f"use {block}, or another multiple such as {max(above, 2 * block)}"
+        )
+    if profile.model.hybrid and engine.max_num_batched_tokens < block:
+        yield (
+            f"engine.max_num_batched_tokens {engine.max_num_batched_tokens} is smaller than one "
+            f"block of {block} tokens; use {2 * block - 1} (2N-1)"
+        )
+    minimum = MIN_CHUNKS * chunk + 1
+    if work.prefix_tokens < minimum and work.shape == "identical":
+        yield (
+            f"workload.context_tokens {work.context_tokens} is shorter than {MIN_CHUNKS} chunks "
+            f"of {chunk} tokens; use at least {minimum}"
+        )
+    if work.restorable_tokens(chunk) == 0:
+        yield (
+            f"no whole chunk of {chunk} tokens fits in the {work.prefix_tokens} tokens that "
+            f"return; lengthen workload.context_tokens or raise workload.prefix_ratio"
+        )
+    if work.shape == "prefix_suffix":
+        suffix = work.context_tokens - work.prefix_tokens - work.breaker_tokens
+        if suffix < 1:
+            yield (
+                f"prefix ({work.prefix_tokens}) and breaker ({work.breaker_tokens}) leave no "
+                f"suffix in {work.context_tokens} tokens; lower workload.prefix_ratio"
+            )
+    if work.context_tokens + work.output_tokens > engine.max_model_len:
+        yield (
+            f"workload.context_tokens {work.context_tokens} plus {work.output_tokens} output "
+            f"exceeds engine.max_model_len {engine.max_model_len}; shorten it"
+        )
+    if engine.kv_cache_tokens:
+        yield from l0_complaints(profile, engine.kv_cache_tokens)
+    if profile.runtime == "docker" and profile.container is None:
+        yield "runtime docker needs a container section: image, names"
+
+
+def l0_complaints(profile: Profile, kv_cache_tokens: int) -> Iterable[str]:
+    """The complaint, if any, that the working set does not overflow L0 enough to test LMCache."""
+    least = profile.thresholds.l0_overflow_min * kv_cache_tokens
+    if profile.working_set_tokens < least:
+        needed = math.ceil(least / profile.workload.context_tokens)
+        yield (
+            f"the working set of {profile.working_set_tokens:,} tokens fits too well in L0 "
+            f"({kv_cache_tokens:,} tokens): vLLM's own cache would answer round 2; "
+            f"use workload.contexts {needed} or more, or a smaller L0"
+        )
+
+
+def names() -> list[str]:
+    """The names of the profiles that come with kvlab, sorted."""
+    folder = resources.files("kvlab") / "profiles"
+    return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if _is_yaml(p.name))
+
+
+def load(name_or_path: str | Path, overrides: Mapping[str, Any] | None = None) -> Profile:
+    """The profile of that name or file, with dotted-key overrides applied, checked whole."""
+    origin, tree = _read(str(name_or_path), seen=())
+    for key, value in (overrides or {}).items():
+        _set(tree, key, value)
+    return _validate(tree, origin)
+
+
+def from_dict(tree: dict[str, Any], origin: str = "profile") -> Profile:
+    """The profile that a manifest keeps, checked like any other."""
+    return _validate(tree, origin)
+
+
+def as_published(profile: Profile) -> Profile:
+    """The profile with every deviation taken back: the settings exactly as published."""
+    tree = profile.as_dict()
+    for deviation in profile.deviations:
+        _set(tree, deviation.setting, deviation.published)
+    return _validate({**tree, "deviations": []}, f"profile {profile.name} as published")
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """``a.b=c`` as its key and its value; the value is read as YAML."""
+    key, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_][\w.-]*", key.strip()):
+        raise ProfileError(
+            f"override {text!r} is not of the form key=value",
+            hint="for example --set workload.contexts=8",
+        )
+    try:
+        return key.strip(), yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ProfileError(
+            f"the value of override {key} is not valid YAML: {_one_line(error)}",
+            hint="quote it, for example --set 'model.name=\"a: b\"'",
+        ) from error
+
+
+def _read(name_or_path: str, seen: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
+    if name_or_path in seen:
+        raise ProfileError(
+            f"profiles extend each other in a circle: {' -> '.join((*seen, name_or_path))}",
+            hint="remove one `extends`",
+        )
+    origin, text = _text(name_or_path)
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ProfileError(
+            f"{origin} is not valid YAML: {_one_line(error)}", hint="check the indentation there"
+        ) from error
+    if not isinstance(tree, dict):
+        raise ProfileError(
+            f"{origin} holds no settings", hint="start from `kvlab profiles --show embedded`"
+        )
+    parent = tree.pop("extends", None)
+    if parent is not None:
+        _, base = _read(str(parent), (*seen, name_or_path))
+        tree = _merge(base, tree)
+    return origin, tree
+
+
+def _text(name_or_path: str) -> tuple[str, str]:
+    packaged = resources.files("kvlab") / "profiles" / f"{name_or_path}.yaml"
+    if re.fullmatch(r"[a-z0-9-]+", name_or_path) and packaged.is_file():
+        return f"profile {name_or_path}", packaged.read_text(encoding="utf-8")
+    path = Path(name_or_path)
+    if _is_yaml(path.name):
+        try:
+            return str(path), path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            raise ProfileError(
+                f"cannot read the profile {path}: {reason}", hint="check the path"
+            ) from error
+    raise ProfileError(
+        f"there is no profile {name_or_path!r}",
+        hint=_nearest(name_or_path, names())
+        or f"known: {', '.join(names())}; or give a .yaml file",
+    )
+
+
+def _is_yaml(name: str) -> bool:
+    return name.endswith((".yaml", ".yml"))
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        known = merged.get(key)
+        if isinstance(known, dict) and isinstance(value, dict):
+            merged[key] = _merge(known, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, last = dotted.split(".")
+    node: Any = tree
+    for part in parents:
+        child = node.get(part)
+        if child is None:
+            child = node[part] = {}
+        if not isinstance(child, dict):
+            raise ProfileError(
+                f"override {dotted}: {part} is a single value, not a section",
+                hint=f"set {dotted[: dotted.index(part) + len(part)]} itself",
+            )
+        node = child
+    node[last] = value
+
+
+def _validate(tree: dict[str, Any], origin: str) -> Profile:
+    try:
+        profile = Profile.model_validate(tree)
+    except ValidationError as error:
+        raise _profile_error(error, origin) from error
+    if profile.schema_version != SCHEMA:
+        raise ProfileError(
+            f"{origin} has schema {profile.schema_version}; this kvlab reads {SCHEMA}",
+            hint="update kvlab, or see docs/profiles.md for what changed",
+        )
+    return profile
+
+
+def _profile_error(error: ValidationError, origin: str) -> ProfileError:
+    """The first complaint that names a cause: unknown keys come before missing ones."""
+    complaints = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    first = complaints[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        *section, key = (str(part) for part in first["loc"])
+        hint = _nearest(key, _keys_of(section)) or f"known here: {', '.join(_keys_of(section))}"
+        return ProfileError(f"{origin}: unknown key {where!r}", hint=hint)
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    if not where:
+        sentence, _, hint = message.partition("; ")
+        return ProfileError(f"{origin}: {sentence}", hint=hint or "see docs/profiles.md")
+    found = first.get("input")
+    shown = "" if first["type"] == "missing" or isinstance(found, dict) else f", found {found!r}"
+    return ProfileError(f"{origin}: {where}: {message}{shown}", hint="see docs/profiles.md")
+
+
+def _keys_of(section: list[str]) -> list[str]:
+    """The keys that a section of a profile may hold."""
+    kind: Any = Profile
+    for part in section:
+        field = getattr(kind, "model_fields", {}).get(part)
+        if field is None:
+            return []
+        options = getattr(field.annotation, "__args__", (field.annotation,))
+        kind = next((o for o in options if hasattr(o, "model_fields")), None)
+    fields = getattr(kind, "model_fields", {})
+    return sorted(field.alias or name for name, field in fields.items())
+
+
+def _nearest(word: str, known: list[str]) -> str | None:
+    found = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {found[0]!r}?" if found else None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,83 @@
+"""Token ids in the workload's two shapes. Pure: the same profile and nonce give the same prompts.
+
+``identical``      the same contexts return in the measure round
+``prefix_suffix``  [own prefix][fresh breaker][shared suffix]: only the prefix returns
+
+Contexts, warm-up and probe draw from disjoint parts of the vocabulary, so none of them can share a
+chunk. Every context begins with tokens made from the run's nonce, so nothing left from another run
+can answer the fill round.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Iterator
+
+from kvlab.client import Question
+from kvlab.profile import MIN_CHUNKS, Profile
+
+NONCE_TOKENS = 4
+RESERVED_SHARE = 8
+"""One part in so many of the vocabulary is kept for warm-up and probe, a half each."""
+
+
+def new_nonce() -> str:
+    """A fresh nonce: 16 hexadecimal digits."""
+    return secrets.token_hex(8)
+
+
+def questions(profile: Profile, nonce: str, round_name: str) -> Iterator[Question]:
+    """The contexts of a round, in order, made one at a time."""
+    for index in range(profile.workload.contexts):
+        yield question(profile, nonce, round_name, index)
+
+
+def question(profile: Profile, nonce: str, round_name: str, index: int) -> Question:
+    """Context ``index`` as the round asks it."""
+    work = profile.workload
+    own = random.Random(f"{work.seed}:{nonce}:context:{index}")
+    words = _vocabulary(profile, "context")
+    head = _nonce_tokens(nonce, words)
+    if work.shape == "identical":
+        ids = head + own.choices(words, k=work.context_tokens - len(head))
+    else:
+        prefix = head + own.choices(words, k=work.prefix_tokens - len(head))
+        fresh = random.Random(f"{work.seed}:{nonce}:breaker:{round_name}:{index}")
+        shared = random.Random(f"{work.seed}:{nonce}:suffix")
+        breaker = fresh.choices(words, k=work.breaker_tokens)
+        rest = work.context_tokens - len(prefix) - len(breaker)
+        ids = prefix + breaker + shared.choices(words, k=rest)
+    return Question(f"c{index:04d}", tuple(ids), work.output_tokens)
+
+
+def warmup(profile: Profile, nonce: str) -> Iterator[Question]:
+    """Warm-up prompts of the measured length, from tokens that no context uses."""
+    words = _vocabulary(profile, "warmup")
+    for index in range(profile.experiments.two_round.warmup_requests):
+        rng = random.Random(f"{profile.workload.seed}:{nonce}:warmup:{index}")
+        ids = rng.choices(words, k=profile.workload.context_tokens)
+        yield Question(f"w{index:04d}", tuple(ids), profile.workload.output_tokens)
+
+
+def probe(profile: Profile, nonce: str) -> Question:
+    """A prompt of four chunks and one token, from tokens that nothing else uses."""
+    rng = random.Random(f"{profile.workload.seed}:{nonce}:probe")
+    count = MIN_CHUNKS * profile.cache.chunk_tokens + 1
+    return Question("probe", tuple(rng.choices(_vocabulary(profile, "probe"), k=count)), 1)
+
+
+def _vocabulary(profile: Profile, use: str) -> range:
+    """The token ids that a use may draw from; the three uses are disjoint."""
+    first, end = profile.model.vocabulary
+    reserved = (end - first) // RESERVED_SHARE
+    middle = end - reserved // 2
+    return {
+        "context": range(first, end - reserved),
+        "warmup": range(end - reserved, middle),
+        "probe": range(middle, end),
+    }[use]
+
+
+def _nonce_tokens(nonce: str, words: range) -> list[int]:
+    return random.Random(f"nonce:{nonce}").choices(words, k=NONCE_TOKENS)

@@ -1,0 +1,23 @@
+"""Reports from one summary: two genres, three languages, pages that open anywhere.
+
+``report.write(report.load(run), folder, lang="tr")`` writes a page; ``report.show(run, lang="tr")``
+shows the same sections in a notebook.
+"""
+
+from __future__ import annotations
+
+from kvlab.report.load import load, with_manifest
+from kvlab.report.render import Section, genre_of, page, render, sections, write
+from kvlab.report.show import show
+
+__all__ = [
+    "Section",
+    "genre_of",
+    "load",
+    "page",
+    "render",
+    "sections",
+    "show",
+    "with_manifest",
+    "write",
+]

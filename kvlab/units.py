@@ -1,0 +1,37 @@
+"""Conversions between the units that records keep and the units that people read."""
+
+from __future__ import annotations
+
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+GIB = 1 << 30
+
+
+def ns_to_ms(ns: int) -> float:
+    """Milliseconds of a span in nanoseconds."""
+    return ns / NS_PER_MS
+
+
+def ns_to_s(ns: int) -> float:
+    """Seconds of a span in nanoseconds."""
+    return ns / NS_PER_S
+
+
+def duration(seconds: float) -> str:
+    """A span as people say it in a progress line: ``45 s``, ``3 min 05 s``, ``1 h 02 min``."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def byte_size(count: float) -> str:
+    """A byte count with a decimal unit, three digits at most: ``71.7 kB``, ``6.02 MB``."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"

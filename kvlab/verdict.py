@@ -1,0 +1,64 @@
+"""What a run may claim: proven, not shown, refuted, or invalid, always with reasons. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvlab.invariants import Invariant
+from kvlab.stats import Ratio
+
+PROVEN, NOT_SHOWN, REFUTED, INVALID = "proven", "not shown", "refuted", "invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The claim and why; the first reason is the one that decided."""
+
+    status: str
+    reasons: tuple[str, ...]
+
+
+def reach(invariants: Sequence[Invariant], speedup: Ratio | None, *, control: bool) -> Verdict:
+    """The verdict of an A/B, or of a control in which both arms are the same.
+
+    Invalid before anything else: wrong answers first, since they make every time meaningless, then
+    invariants that fail, then those that are unknown.
+    """
+    wrong = [i for i in invariants if i.name == "correctness" and i.holds is False]
+    failed = [i for i in invariants if i.holds is False and i not in wrong]
+    unknown = [i for i in invariants if i.holds is None]
+    reasons = [f"fast but wrong: {i.detail}" for i in wrong]
+    reasons += [f"{i.name}: {i.detail}" for i in (*failed, *unknown)]
+    if speedup is None:
+        reasons.append("speedup: no two requests of both arms can be compared")
+    if reasons or speedup is None:
+        return Verdict(INVALID, tuple(reasons))
+    interval = f"{speedup.value:.2f} (95 % interval {speedup.low:.2f} to {speedup.high:.2f})"
+    return _control(speedup, interval) if control else _claim(speedup, interval)
+
+
+def _claim(speedup: Ratio, interval: str) -> Verdict:
+    if speedup.low > 1:
+        return Verdict(PROVEN, (f"speedup {interval} is above 1 and every invariant holds",))
+    if speedup.high < 1:
+        return Verdict(REFUTED, (f"speedup {interval} is below 1: LMCache made it slower",))
+    return Verdict(NOT_SHOWN, (f"speedup {interval} contains 1: no difference was shown",))
+
+
+def _control(speedup: Ratio, interval: str) -> Verdict:
+    if speedup.low <= 1 <= speedup.high:
+        return Verdict(
+            NOT_SHOWN,
+            (
+                f"control: ratio {interval} contains 1, as it must where both arms are the same;"
+                " the method sees no difference where there is none",
+            ),
+        )
+    return Verdict(
+        INVALID,
+        (
+            f"control: ratio {interval} excludes 1 although both arms are the same; something"
+            " other than LMCache differs between the arms, so no speedup measured here counts",
+        ),
+    )

@@ -1,0 +1,30 @@
+"""Fixtures that more than one folder of tests uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import fake_stack
+
+if TYPE_CHECKING:
+    from kvlab.profile import Profile
+
+
+@pytest.fixture
+def fake_profile() -> Profile:
+    """A small valid profile of the fake stack."""
+    return fake_stack.profile()
+
+
+@pytest.fixture
+def fake_launch(tmp_path: Path) -> Callable[..., fake_stack.FakeLaunch]:
+    """Makes a Launch on the fake stack: ``fake_launch(profile, settings)``; L2 below tmp_path."""
+
+    def make(*args: Any, **options: Any) -> fake_stack.FakeLaunch:
+        return fake_stack.FakeLaunch(*args, **{"folder": tmp_path / "fake", **options})
+
+    return make

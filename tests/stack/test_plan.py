@@ -1,0 +1,164 @@
+"""Plans: pure, exact, and equal to the published commands where they claim to be."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from kvlab import profile
+from kvlab.errors import UsageError
+from kvlab.stack import plan
+
+L2 = "/home/nvidia/kv-cash-exp/lmcache-l2"
+HF = "/home/nvidia/.cache/huggingface"
+TRITON = "/home/nvidia/.triton"
+
+# The three commands of the DGX Spark report (Openzeka, October 2026), section 1.4 of the facts.
+VLLM_FLAGS = f"""
+    --gpus all --ipc=host --network host --shm-size 32g --memory 112g --memory-swap 112g
+    -v {HF}:{HF} -v {TRITON}:{TRITON}
+    -e HF_HOME={HF} -e HF_HUB_OFFLINE=1 -e VLLM_USE_RUST_FRONTEND=1
+    vllm/vllm-openai:latest nvidia/Qwen3.6-35B-A3B-NVFP4
+    --host 0.0.0.0 --port 8100 --served-model-name qwen3.6-35b-a3b
+    --trust-remote-code --tensor-parallel-size 1
+    --enable-auto-tool-choice --tool-call-parser qwen3_coder --reasoning-parser qwen3
+    --mm-encoder-tp-mode data --language-model-only
+    --kv-cache-dtype fp8 --attention-backend flashinfer --moe-backend marlin
+    --gpu-memory-utilization 0.5 --max-model-len 262144
+    --max-num-seqs 16 --max-num-batched-tokens 4287
+    --enable-chunked-prefill --async-scheduling --enable-prompt-tokens-details
+    --mamba-cache-mode align --load-format fastsafetensors
+    --speculative-config
+    '{{"method":"mtp","num_speculative_tokens":3,"moe_backend":"triton"}}'
+    --enable-prefix-caching
+"""
+LMCACHE = f"""
+    docker run -d --name bench-lmcache --gpus all --ipc=host --network host
+    -v {L2}:{L2} --entrypoint /usr/local/bin/lmcache vllm/vllm-openai:latest
+    server --host 127.0.0.1 --port 5555 --http-port 8080 --chunk-size 2144
+    --l1-size-gb 20 --l1-init-size-gb 4
+    --eviction-policy LRU --eviction-trigger-watermark 0.80 --eviction-ratio 0.99
+    --supported-transfer-mode lmcache_driven
+    --l2-adapter
+    '{{"type":"fs","base_path":"{L2}","relative_tmp_dir":".tmp","use_odirect":true}}'
+"""
+CONNECTOR = {
+    "kv_connector": "LMCacheMPConnector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {
+        "lmcache.mp.host": "127.0.0.1",
+        "lmcache.mp.port": 5555,
+        "lmcache.mp.mq_timeout": 300,
+    },
+}
+
+
+def groups(command: str) -> list[tuple[str, ...]]:
+    """A command as its flags with their values, order set aside; numbers and JSON by value."""
+    words = shlex.split(command.replace("\\\n", " "))
+    return sorted(tuple(map(_value, group)) for group in plan._flag_groups(words))
+
+
+def _value(word: str) -> str:
+    try:
+        return json.dumps(json.loads(word), sort_keys=True)
+    except ValueError:
+        pass
+    try:
+        return f"{float(word):g}"
+    except ValueError:
+        return word
+
+
+def published(scenario: str) -> list[plan.Service]:
+    chosen = profile.as_published(profile.load("dgx-spark"))
+    return list(plan.plan(chosen, scenario).services)
+
+
+def test_baseline_equals_the_published_command_flag_by_flag() -> None:
+    (service,) = published("baseline")
+    expected = f"docker run -d --name bench-vllm-off {VLLM_FLAGS}"
+    assert groups(plan.shell_command(service)) == groups(expected)
+
+
+def test_lmcache_equals_the_published_commands_flag_by_flag() -> None:
+    server, vllm = published("lmcache")
+    assert groups(plan.shell_command(server)) == groups(LMCACHE)
+    expected = (
+        f"docker run -d --name bench-vllm-on {VLLM_FLAGS} "
+        f"--kv-transfer-config '{json.dumps(CONNECTOR)}'"
+    )
+    assert groups(plan.shell_command(vllm)) == groups(expected)
+
+
+def test_our_own_plan_differs_only_by_the_listed_deviation() -> None:
+    ours = profile.load("dgx-spark")
+    (service,) = plan.plan(ours, "baseline").services
+    differing = set(groups(plan.shell_command(service))) ^ set(
+        groups(plan.shell_command(published("baseline")[0]))
+    )
+    assert differing == {("--host", "127.0.0.1"), ("--host", "0.0.0.0")}
+    assert "deviates from the published engine.host = 0.0.0.0" in plan.describe(ours, ["baseline"])
+
+
+def test_the_cache_server_starts_first_and_vllm_stops_first() -> None:
+    text = plan.describe(profile.load("embedded"), ["lmcache"])
+    assert text.index("# 1. lmcache") < text.index("# 2. vllm")
+    assert "# afterwards stop: vllm lmcache" in text
+    assert "connector: kvlab" in text
+
+
+def test_baseline_knows_nothing_of_the_cache() -> None:
+    chosen = profile.load("embedded")
+    for scenario in ("baseline", "control"):
+        steps = plan.plan(chosen, scenario)
+        assert [s.role for s in steps.services] == ["vllm"]
+        assert steps.connector is None
+        assert "kv-transfer" not in " ".join(steps.services[0].argv)
+
+
+def test_both_arms_start_vllm_alike_but_for_the_connector() -> None:
+    chosen = profile.load("embedded")
+    (alone,) = plan.plan(chosen, "baseline").services
+    _, cached = plan.plan(chosen, "lmcache").services
+    assert cached.argv[: len(alone.argv)] == alone.argv
+    assert cached.argv[len(alone.argv)] == "--kv-transfer-config"
+    assert cached.env == alone.env
+
+
+@pytest.mark.parametrize(("name", "module"), [("kvlab", "kvlab.engine.connector"), ("stock", None)])
+def test_the_profile_chooses_the_connector(name: str, module: str | None) -> None:
+    chosen = profile.load("embedded", {"engine.connector": name})
+    place = plan.Place(lmcache_port=7001)
+    config = plan.kv_transfer_config(chosen, place)
+    assert config.get("kv_connector_module_path") == module
+    assert config["kv_connector_extra_config"]["lmcache.mp.port"] == 7001
+
+
+def test_object_groups_are_passed_yes_or_no() -> None:
+    for value, flag in ((True, "--separate-object-groups"), (False, "--no-separate-object-groups")):
+        chosen = profile.load("embedded", {"cache.separate_object_groups": value})
+        server, _ = plan.plan(chosen, "lmcache").services
+        assert flag in server.argv
+
+
+def test_flags_render_by_kind() -> None:
+    flags = {"a": True, "b": False, "c": None, "d": 1, "e": 0.8, "f": "x y", "g": {"k": [1]}}
+    assert list(plan.render_flags(flags)) == [
+        *("--a", "--no-b", "--d", "1", "--e", "0.8", "--f", "x y", "--g", '{"k":[1]}')
+    ]
+
+
+def test_shell_text_survives_a_shell() -> None:
+    chosen = profile.load("embedded", {"engine.flags.note": "it's $HOME; `x`"})
+    (service,) = plan.plan(chosen, "baseline", plan.Place(engine_python="/p y/python")).services
+    words = shlex.split(plan.shell_command(service).replace("\\\n", " "))
+    assert "it's $HOME; `x`" in words
+    assert "/p y/python" in words
+
+
+def test_an_unknown_scenario_is_refused() -> None:
+    with pytest.raises(UsageError, match="no scenario 'b'"):
+        plan.plan(profile.load("embedded"), "b")

@@ -1,0 +1,92 @@
+"""The command line: exit codes, one-sentence errors, JSON where a script wants it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMANDS = (
+    *("profiles", "check", "plan", "run", "report", "verify", "compare", "reproduce", "engine"),
+    "clean",
+)
+
+
+def kvlab(*words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kvlab.cli", *words],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, **env},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    done = kvlab(command, "--help")
+    assert done.returncode == 0
+    assert f"Example: kvlab {command}" in " ".join(done.stdout.split())
+
+
+def test_profiles_are_listed_one_line_each() -> None:
+    done = kvlab("profiles")
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [
+        *("dgx-spark", "embedded", "embedded-665", "smoke")
+    ]
+    assert {p["name"] for p in json.loads(kvlab("profiles", "--json").stdout)} >= {"embedded"}
+    assert "chunk_tokens: 224" in kvlab("profiles", "--show", "embedded").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "hint"),
+    [
+        (["plan", "embeded"], "there is no profile 'embeded'", "did you mean 'embedded'"),
+        (["plan", "--set", "workload.contxts=1"], "unknown key", "did you mean 'contexts'"),
+        (["plan", "--set", "oops"], "not of the form key=value", "--set workload.contexts=8"),
+        (["plan", "--scenario", "both"], "there is no scenario 'both'", "baseline"),
+        (["run", "tworound"], "there is no experiment 'tworound'", "two-round"),
+        (["run", "two-round", "dgx-spark"], "asks for runtime docker", "kvlab plan dgx-spark"),
+        (["run", "two-round", "--resume", "nowhere"], "not a run folder", "data/runs"),
+        (["verify", "nowhere"], "not a run folder", "data/runs"),
+        (["report", "nowhere"], "not a run folder", "data/runs"),
+    ],
+)
+def test_wrong_use_is_one_sentence_a_hint_and_exit_2(
+    words: list[str], said: str, hint: str, tmp_path: Path
+) -> None:
+    done = kvlab(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert hint in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_engine_is_named_with_the_command_that_builds_it(tmp_path: Path) -> None:
+    done = kvlab("run", "two-round", "smoke", cwd=tmp_path, KVLAB_ENGINE=str(tmp_path / "none"))
+    assert done.returncode == 2
+    assert "make engine" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_plans_are_printed_as_text_shell_and_json() -> None:
+    assert "# scenario lmcache" in kvlab("plan", "dgx-spark").stdout
+    shell = kvlab("plan", "dgx-spark", "--shell", "--as-published").stdout
+    assert shell.startswith("docker run -d --name bench-vllm-off")
+    assert "#" not in shell
+    plans = json.loads(kvlab("plan", "embedded", "--json").stdout)
+    assert [p["scenario"] for p in plans] == ["baseline", "lmcache"]
+
+
+def test_check_finds_the_cautions_of_the_published_settings() -> None:
+    found = json.loads(kvlab("check", "dgx-spark", "--json").stdout)
+    assert {f["id"] for f in found} == {"KV004", "KV005", "KV006"}
+    done = kvlab("check", "embedded", "--set", "engine.max_num_batched_tokens=2048", "--json")
+    assert "KV002" in {f["id"] for f in json.loads(done.stdout)}
