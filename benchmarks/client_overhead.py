@@ -355,7 +355,7 @@ def take_turns(
             try:
                 times = one_run(name, url, slots, args, folder)
             except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
-                missing[name] = str(error)
+                missing[name] = f"stopped in pass {number + 1} at {slots}: {error}"
                 continue
             # What came before the last len(times) requests was the sender's warm-up.
             log = server_log(url)[-len(times) :]
@@ -410,7 +410,9 @@ def table(result: dict[str, Any]) -> str:
             cells.append("-" if ratio is None else f"{ratio:.2f}")
         lines.append(form.format(row["concurrency"], row["sender"], row["n"], *cells))
     for name, reason in result["missing"].items():
-        lines.append(f"missing: {name}: {reason.strip().splitlines()[-1]}")
+        said = reason.strip().splitlines()
+        errors = [line for line in said[1:] if "Error" in line]
+        lines.append(f"missing: {name}: {' ... '.join(said[:1] + errors[-1:])}")
     return "\n".join(lines)
 
 

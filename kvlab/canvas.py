@@ -35,8 +35,13 @@ COLOURS = {
     "l2": "#e69f00",
     "recompute": "#a3abb3",
     "paper": "#fffffe",
+    "light": "#fefefe",
+    "dark": "#11171c",
 }
-"""After Okabe and Ito: told apart by people with any common colour vision, and by lightness."""
+"""After Okabe and Ito: told apart by people with any common colour vision, and by lightness.
+
+``light`` and ``dark`` stand on a bar's own colour and stay the same on dark screens.
+"""
 
 STAND_INS = range(0x2600, 0x27C0)
 
@@ -63,7 +68,7 @@ def sheet(
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    settings: dict[str, Any] = {
+    settings: Any = {
         "svg.fonttype": "none",
         "svg.hashsalt": f"kvlab-{name}-{width}",
         "font.family": ["DejaVu Sans"],

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvlab import counters, evidence, stats
 from kvlab.invariants import Facts, servers, stores
-from kvlab.invariants import requests as asked
+from kvlab.invariants import requests as conditions
 from kvlab.records import RequestRecord
 from kvlab.units import ns_to_ms
 
@@ -75,7 +75,7 @@ def few_repeats(facts: Facts) -> Iterator[Caution]:
 def noisy_baseline(facts: Facts) -> Iterator[Caution]:
     """The baseline's rounds differ by more than allowed, within the machine's noise."""
     gain = facts.false_gain
-    if gain is not None and asked.drifts(facts) and gain.low <= 1 <= gain.high:
+    if gain is not None and conditions.drifts(facts) and gain.low <= 1 <= gain.high:
         yield _caution(
             "baseline-noisy",
             f"baseline round 2 / round 1 is {1 / gain.value:.3f}, which this machine's noise"
@@ -241,7 +241,8 @@ def launched(facts: Facts) -> list[tuple[int, str]]:
 
 def proxies(manifest: Mapping[str, Any]) -> Iterator[Caution]:
     """Proxy variables of the machine; kvlab itself never uses them for its own servers."""
-    names = (manifest.get("host") or {}).get("proxy_variables") or []
+    found = (manifest.get("host") or {}).get("proxy_variables") or []
+    names = [name for name in found if name.lower() != "no_proxy"]
     if names:
         yield _caution(
             "proxy-variables",
@@ -263,7 +264,9 @@ LOGGED = {
 
 def logged(facts: Facts) -> Iterator[Caution]:
     """What the servers' own logs complain of."""
-    stated = [event.detail.get("facts") or {} for event in facts.events]
+    stated = [
+        event.detail.get(name) or {} for event in facts.events for name in ("facts", "log_facts")
+    ]
     for name, what in LOGGED.items():
         entries = [fact[name] for fact in stated if isinstance(fact.get(name), dict)]
         if entries:

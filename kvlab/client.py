@@ -137,7 +137,7 @@ class Connection(asyncio.Protocol):
         finally:
             self._exchange = None
             self._idle_since_ns = now_ns()
-            if not exchange.whole:
+            if not exchange.whole or self._writing:
                 self.close()
 
     def is_fresh(self) -> bool:
@@ -180,9 +180,9 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Whatever was under way ends here."""
         self._usable = False
-        if self._exchange is not None:
-            self._exchange.lost = str(exc) if exc else "the server closed the connection"
-            self._exchange.end()
+        if (exchange := self._exchange) is not None:
+            exchange.lost = exchange.lost or str(exc or "the server closed the connection")
+            exchange.end()
 
     def pause_writing(self) -> None:
         """The socket is full: part of the request is still here."""
@@ -396,6 +396,8 @@ def failure(
         return f"{trouble} ({_progress(exchange, answer)})" if exchange.sent_ns else trouble
     if exchange.status is None:
         return f"connection lost: {exchange.lost}"
+    if exchange.sent_ns is None:
+        return "connection lost: the answer came before the request was sent"
     if answer.done_ns is None:
         return _unfinished(exchange, answer)
     if answer.first_token_ns is None:

@@ -16,6 +16,8 @@ from kvlab.evidence import Account, Plan
 from kvlab.records import RequestRecord
 
 FLOOR_FACTOR = 3
+ROUNDING = 1e-9
+"""Nats by which a difference of two decimal fractions may miss its true value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ def _verdict(
     if not restored:
         return "unknown", "no restored answer could be compared with a cold one"
     worst = max(d.nat for d in restored)
-    if worst > tolerance:
+    if worst > tolerance + ROUNDING:
         return "fail", f"restored answers differ by up to {worst:.3g} nat; allowed {tolerance:.3g}"
     if blind:
         return "unknown", "every context has the same answer, so a wrong cache would not show"

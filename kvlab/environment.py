@@ -80,7 +80,7 @@ def install_engine(target: Path | None = None) -> Path:
         _say(f"engine environment is up to date: {home}")
         return _python(home)
     _refuse_foreign_folder(home)
-    _say(f"building the engine environment in {home}: some minutes, about 4 GB")
+    _say(f"building the engine environment in {home}: some minutes, about 3 GB")
     shutil.rmtree(home, ignore_errors=True)
     _create_environment(home)
     _install_packages(home)
@@ -122,8 +122,8 @@ def _create_environment(home: Path) -> None:
 def _install_packages(home: Path) -> None:
     """Return nothing when every pinned package is installed.
 
-    The lock is complete, so nothing else is resolved (`--no-deps`): torchvision, torchaudio and
-    torchcodec, which vLLM names but which do not fit the CPU build of torch, stay away.
+    The lock is complete, so nothing else is resolved (`--no-deps`): what vLLM names but its CPU
+    build must not find, such as torchcodec, stays away.
     """
     if _run_pip(home, ()):
         return

@@ -12,6 +12,7 @@ from typing import Any
 
 from kvlab import counters
 from kvlab.counters import Change
+from kvlab.errors import RunFolderError
 from kvlab.records import RequestRecord, Scrape
 from kvlab.units import ns_to_ms
 
@@ -72,7 +73,17 @@ class Plan:
 
 
 def plan(manifest: Mapping[str, Any]) -> Plan:
-    """The plan that a two-round run's manifest holds."""
+    """The plan that a two-round run's manifest holds; RunFolderError when it is not whole."""
+    try:
+        return _plan(manifest)
+    except (KeyError, TypeError, IndexError) as error:
+        raise RunFolderError(
+            f"the manifest of run {manifest.get('run')} is not whole: {error!r}",
+            hint="restore manifest.json from a copy, or measure again",
+        ) from error
+
+
+def _plan(manifest: Mapping[str, Any]) -> Plan:
     profile = manifest["profile"]
     work, cache = profile["workload"], profile["cache"]
     two_round = profile["experiments"]["two_round"]

@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 Summary = dict[str, Any]
 
 TIERS = ("L0", "L1", "L2", "recompute")
+_BESIDE = (
+    {"left": 54, "right": 372, "top": 62, "bottom": 42},
+    {"left": 396, "right": 12, "top": 62, "bottom": 42},
+)
+_STACKED = (
+    {"left": 50, "right": 8, "top": 62, "bottom": 242},
+    {"left": 50, "right": 8, "top": 252, "bottom": 42},
+)
+"""Margins of the two rounds' panels, in points."""
 HATCHES = {"L0": "", "L1": "", "L2": "//", "recompute": ""}
 MARKED_POINTS = 240
 """Above this many requests in a panel the single requests are drawn as a line, not as marks."""
@@ -32,7 +41,7 @@ def speedup(summary: Summary, text: Text, published: float, width: Width = "wide
     value = summary["speedup"]["value"]
     low, high = summary["speedup"].get("ci95") or (value, value)
     bound = summary.get("workload", {}).get("speedup_bound")
-    with canvas.sheet("speedup", width, 190) as (figure, finish):
+    with canvas.sheet("speedup", width, 190 if width == "wide" else 230) as (figure, finish):
         axes = canvas.axes(figure, left=8, right=16, top=18, bottom=38)
         largest = max(high, published, 1.0)
         axes.set_xlim(0, largest * 1.28)
@@ -57,18 +66,24 @@ def speedup(summary: Summary, text: Text, published: float, width: Width = "wide
             linewidth=1.2,
             zorder=2,
         )
-        axes.axvline(1, color=COLOURS["ink"], linewidth=1, linestyle=(0, (2, 2)), zorder=1)
+        for place in (1.1, 0):
+            axes.vlines(
+                1, place - 0.3, place + 0.3, COLOURS["ink"], linestyles=(0, (2, 2)), zorder=3
+            )
         if bound and bound < largest * 1.2:
             axes.axvline(bound, color=COLOURS["muted"], linewidth=1, zorder=1)
-            _say(axes, bound, 1.72, f" {text('figure.speedup.bound')}", "muted")
+            _say(axes, bound, 1.75, f" {text('figure.speedup.bound')}", "muted")
         _say(axes, 0, 1.45, text("figure.speedup.ours"), "ink", weight="bold")
-        _say(axes, 0, 0.35, text("figure.speedup.reference"), "ref")
+        between = " · " if width == "wide" else "\n"
+        source = f"{text('figure.speedup.reference')}{between}{text('source.dgx_spark')}"
+        _say(axes, 0, 0.32, source, "ref")
         pad = largest * 0.02
         _say(axes, high + pad, 1.1, text.ratio(value), "ink", weight="bold", size=13, middle=True)
         _say(axes, published + pad, 0, text.ratio(published), "ref", middle=True)
         axes.set_xlabel(text("figure.speedup.axis"), loc="left")
         _ticks(axes, "x", lambda tick: f"{text.plain_number(tick)}×")
         axes.set_yticks([])
+        axes.grid(visible=False)
         return finish(
             text("figure.speedup.title"),
             text(
@@ -85,15 +100,8 @@ def ttft_by_order(summary: Summary, text: Text, width: Width = "wide") -> str:
     series, arms = summary["ttft_series_ms"], summary["arms"]
     narrow = width == "narrow"
     with canvas.sheet("order", width, 420 if narrow else 290) as (figure, finish):
-        panels = [
-            canvas.axes(figure, left=50, right=8, top=62, bottom=238),
-            canvas.axes(figure, left=50, right=8, top=244, bottom=42),
-        ]
-        if not narrow:
-            panels = [
-                canvas.axes(figure, left=54, right=372, top=62, bottom=42),
-                canvas.axes(figure, left=396, right=12, top=62, bottom=42),
-            ]
+        places = _STACKED if narrow else _BESIDE
+        panels = [canvas.axes(figure, **place) for place in places]
         times = _times(series, arms, ("fill", "measure"))
         for axes, name in zip(panels, ("fill", "measure"), strict=True):
             for arm, style in zip(arms, _arm_styles(arms, text), strict=True):
@@ -141,8 +149,9 @@ def served(summary: Summary, text: Text, width: Width = "wide") -> str:
     """Which tier served the prompt tokens, as one bar per arm and round."""
     arms, tokens = summary["arms"], summary["served_tokens"]
     rows = [(arm, name) for arm in arms for name in ("fill", "measure")]
-    with canvas.sheet("served", width, 74 + 48 * len(rows)) as (figure, finish):
-        axes = canvas.axes(figure, left=8, right=14, top=38, bottom=32)
+    top = 38 if width == "wide" else 54
+    with canvas.sheet("served", width, top + 36 + 48 * len(rows)) as (figure, finish):
+        axes = canvas.axes(figure, left=20, right=24, top=top, bottom=32)
         axes.set_xlim(0, 1)
         axes.set_ylim(-0.45, len(rows) - 0.1)
         for place, (arm, name) in enumerate(reversed(rows)):
@@ -151,12 +160,12 @@ def served(summary: Summary, text: Text, width: Width = "wide") -> str:
                 arm=text(f"arm.{_letter(arms, arm)}"),
                 round=text(f"name.{name}"),
             )
-            _say(axes, 0, place + 0.42, label, "ink")
+            _say(axes, 0, place + 0.26, label, "ink")
             _draw_tiers(axes, place, tokens.get(arm, {}).get(name, {}), text)
         _ticks(axes, "x", lambda tick: text.percent(tick))
         axes.set_yticks([])
         axes.grid(visible=False)
-        _legend_of_tiers(figure, axes, text)
+        _legend_of_tiers(figure, axes, text, columns=4 if width == "wide" else 2)
         return finish(text("figure.served.title"), text("figure.served.description"))
 
 
@@ -171,24 +180,30 @@ def _draw_tiers(axes: Axes, place: float, tiers: dict[str, float], text: Text) -
             place,
             share,
             left=start,
-            height=0.5,
+            height=0.44,
             color=COLOURS[tier.lower()],
             edgecolor=COLOURS["paper"],
             hatch=HATCHES[tier],
             linewidth=0.8,
         )
         if share >= 0.14:
-            _say(
-                axes,
-                start + share / 2,
-                place,
-                text.percent(share),
-                "paper" if tier == "L1" else "ink",
-                weight="bold",
-                middle=True,
-                centre=True,
-            )
+            _say_inside(axes, start + share / 2, place, text.percent(share), tier)
         start += share
+
+
+def _say_inside(axes: Axes, x: float, y: float, words: str, tier: str) -> None:
+    """Words in the middle of a bar, on a patch of its colour so that no hatch crosses them."""
+    axes.text(
+        x,
+        y,
+        words,
+        color=COLOURS["light" if tier == "L1" else "dark"],
+        fontweight="bold",
+        va="center",
+        ha="center",
+        zorder=4,
+        bbox={"facecolor": COLOURS[tier.lower()], "edgecolor": "none", "pad": 2},
+    )
 
 
 def _draw_order(
@@ -247,10 +262,10 @@ def _legend(figure: Figure, axes: Axes, arms: Sequence[str], text: Text) -> None
     handles = [
         Line2D([], [], linewidth=1.8, markersize=5, **style) for style in _arm_styles(arms, text)
     ]
-    _place_legend(figure, axes, handles)
+    _place_legend(figure, axes, handles, len(handles))
 
 
-def _legend_of_tiers(figure: Figure, axes: Axes, text: Text) -> None:
+def _legend_of_tiers(figure: Figure, axes: Axes, text: Text, columns: int) -> None:
     from matplotlib.patches import Patch
 
     handles = [
@@ -262,16 +277,16 @@ def _legend_of_tiers(figure: Figure, axes: Axes, text: Text) -> None:
         )
         for tier in TIERS
     ]
-    _place_legend(figure, axes, handles)
+    _place_legend(figure, axes, handles, columns)
 
 
-def _place_legend(figure: Figure, axes: Axes, handles: list[Any]) -> None:
+def _place_legend(figure: Figure, axes: Axes, handles: list[Any], columns: int) -> None:
     left = axes.get_position().x0
     figure.legend(
         handles=handles,
         loc="upper left",
         bbox_to_anchor=(left, 1.0),
-        ncols=len(handles),
+        ncols=columns,
         frameon=False,
         borderaxespad=0.2,
         borderpad=0,
@@ -325,7 +340,6 @@ def _say(
     weight: str = "normal",
     size: float | None = None,
     middle: bool = False,
-    centre: bool = False,
 ) -> None:
     axes.text(
         x,
@@ -335,7 +349,6 @@ def _say(
         fontweight=weight,
         fontsize=size,
         va="center" if middle else "bottom",
-        ha="center" if centre else "left",
         zorder=4,
     )
 

@@ -15,7 +15,7 @@ from kvlab import cautions, correctness, evidence, invariants, stats, verdict
 from kvlab.errors import RunFolderError
 from kvlab.evidence import ROUNDS, Account, Plan, Readings
 from kvlab.invariants import Facts, servers, stores
-from kvlab.invariants import requests as asked
+from kvlab.invariants import requests as conditions
 from kvlab.records import Event, RequestRecord
 from kvlab.rundir import RunDir
 from kvlab.units import ns_to_s
@@ -48,7 +48,8 @@ def two_round(run: RunDir) -> dict[str, Any]:
     plan = evidence.plan(manifest)
     scrapes = run.scrapes()
     readings = Readings(scrapes)
-    accounts = evidence.accounts(plan, run.requests(), scrapes)
+    asked = run.requests()
+    accounts = evidence.accounts(plan, asked, scrapes)
     seed = int((manifest.get("seeds") or {}).get("bootstrap", 0))
     times = {
         (arm, name): evidence.times_ms(accounts, arm, name) for arm in plan.arms for name in ROUNDS
@@ -96,7 +97,7 @@ def two_round(run: RunDir) -> dict[str, Any]:
         "eviction": evictions(accounts, plan),
         "requests": {arm: requests(accounts, arm) for arm in plan.arms},
         "engine": engine(facts, manifest),
-        "time_s": time_s(events, accounts),
+        "time_s": time_s(events, asked),
         "cautions": cautions.check(facts, manifest, speedup, work.get("speedup_bound", math.inf)),
         "invariants": [invariant.as_dict() for invariant in held],
     }
@@ -294,7 +295,7 @@ def requests(accounts: Sequence[Account], arm: str) -> dict[str, Any]:
         "sent": len(every),
         "completed": sum(record.error is None for record in every),
         "failed": sum(record.error is not None for record in every),
-        "reasons": asked.failures(every),
+        "reasons": conditions.failures(every),
     }
 
 
@@ -318,19 +319,23 @@ def engine(facts: Facts, manifest: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def time_s(events: Sequence[Event], accounts: Sequence[Account]) -> dict[str, Any]:
+def time_s(events: Sequence[Event], asked: Sequence[RequestRecord]) -> dict[str, Any]:
     """Where the time of the run went, in seconds; ``other`` is what no part accounts for.
 
+    ``requests`` runs from the first to the last of each round, probe and warm-up included.
     Spans of a resumed run are added up: the time between its parts is not the run's.
     """
     total = _spans(events, "run_started", ("run_finished",))
     if total is None:
         return {}
+    rounds: dict[tuple[str, int, str], list[RequestRecord]] = {}
+    for record in asked:
+        rounds.setdefault((record.scenario, record.repeat, record.round), []).append(record)
     parts = {
         "server_start": _spans(events, "launching", ("ready", "failure")) or 0.0,
-        "requests": ns_to_s(sum(_busy_ns(account.requests) for account in accounts)),
-        "pause": sum(float(e.detail.get("seconds", 0)) for e in events if e.kind == "pause"),
-        "drain": sum(float(e.detail.get("waited_s", 0)) for e in events if e.kind == "drained"),
+        "requests": ns_to_s(sum(map(_busy_ns, rounds.values()))),
+        "pause": sum(float(e.detail.get("seconds") or 0) for e in events if e.kind == "pause"),
+        "drain": sum(float(e.detail.get("waited_s") or 0) for e in events if e.kind == "drained"),
         "stop": _spans(events, "stopping", ("stopped",)) or 0.0,
     }
     other = total - sum(parts.values())
@@ -356,7 +361,7 @@ def _spans(events: Sequence[Event], begin: str, ends: tuple[str, ...]) -> float 
 def _busy_ns(requests: Sequence[RequestRecord]) -> int:
     """From the first request of a round to the last byte of its last."""
     ends = [r.last_byte_ns or r.sent_ns or r.queued_ns for r in requests]
-    return max(ends) - min(r.queued_ns for r in requests) if requests else 0
+    return max(ends) - min(r.queued_ns for r in requests)
 
 
 def _clean(summary: dict[str, Any]) -> dict[str, Any]:

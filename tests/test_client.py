@@ -373,6 +373,31 @@ class TestFailed:
         assert "reset" in str(record.error).lower()
         assert record.first_token_ns is not None
 
+    async def test_an_answer_before_the_request_is_sent(self) -> None:
+        """No TTFT can be told, and the rest of the request must not run into the next one."""
+        writers: list[asyncio.StreamWriter] = []
+
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writers.append(writer)
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                while head := await reader.readuntil(b"\r\n\r\n"):
+                    writer.write(OK if head.startswith(b"GET") else CHUNKED + chunk(GOOD) + LAST)
+                    if head.startswith(b"POST"):
+                        await writer.wait_closed()
+
+        server = await asyncio.start_server(handle, "127.0.0.1", 0, limit=1024)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with client.connect(url, model="m") as sender:
+            record = await ask(sender, client.Question("big", tuple(range(3_000_000))))
+            assert record.error == "connection lost: the answer came before the request was sent"
+            assert (record.sent_ns, record.ttft_ns) == (None, None)
+            assert (await ask(sender)).error is None
+        assert len(writers) == 2
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.sleep(0.01)
+
     async def test_a_failure_is_not_sent_again(self) -> None:  # P-30
         async with (
             serving(send(close=True), stream(GOOD)) as server,

@@ -9,6 +9,7 @@ import pytest
 
 from kvlab import evidence
 from kvlab.counters import Change
+from kvlab.errors import RunFolderError
 from kvlab.evidence import Account, Readings
 from kvlab.records import RequestRecord, Scrape
 from tests.builders import count, make_run, on_request, on_scrape, replace
@@ -143,8 +144,8 @@ def test_failed_requests_are_not_in_the_books() -> None:
 
 
 def scrape(boundary: str, l1: float | None = None, l2: float | None = None) -> Scrape:
-    names = {"l1": "lmcache_mp_lookup_hit_l1_tokens_total", "l2": "lmcache_mp_lookup_hit_l2_tokens_total"}
-    values = {names["l1"]: l1, names["l2"]: l2}
+    values = {"lmcache_mp_lookup_hit_l1_tokens_total": l1}
+    values["lmcache_mp_lookup_hit_l2_tokens_total"] = l2
     return Scrape(
         scenario="lmcache",
         repeat=1,
@@ -260,6 +261,15 @@ def test_the_plan_of_a_control_with_prefixes(tmp_path: Path) -> None:
     plan = evidence.plan(run.manifest)
     assert plan.control
     assert plan.restorable_tokens == 1200 // 224 * 224
+
+
+@pytest.mark.parametrize(
+    "damage", [{"profile": {}}, {"profile": None}, {"arms": ["baseline"]}, {"arms": None}]
+)
+def test_a_manifest_that_is_not_whole(tmp_path: Path, damage: dict[str, Any]) -> None:
+    manifest = {**make_run(tmp_path).manifest, **damage}
+    with pytest.raises(RunFolderError, match="is not whole"):
+        evidence.plan(manifest)
 
 
 def test_accounts_of_a_run(tmp_path: Path) -> None:

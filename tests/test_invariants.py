@@ -280,9 +280,13 @@ def test_stores_that_are_not_counted(tmp_path: Path) -> None:
 
 
 def test_object_groups_are_counted_where_the_disk_does_not_show_them(tmp_path: Path) -> None:
-    found = check(tmp_path / "a", on_event(detail(groups=None), kind="drained"))
+    silent = on_event(detail(object_groups=None), kind="ready")
+    assert check(tmp_path / "c", silent)["chunks-stored"].holds is True
+    found = check(tmp_path / "a", both(silent, on_event(detail(groups=None), kind="drained")))
     assert found["chunks-stored"].holds is True
-    found = check(tmp_path / "b", on_event(lambda _: None, kind="drained"))
+    found = check(tmp_path / "d", on_event(lambda _: None, kind="ready"))
+    assert found["chunks-stored"].holds is True
+    found = check(tmp_path / "b", both(silent, on_event(lambda _: None, kind="drained")))
     assert found["chunks-stored"].holds is True
     assert found["stores-drained"].holds is None
     assert found["disk-holds-records"].holds is None
@@ -336,7 +340,8 @@ def times(fill: list[float], measure: list[float]) -> Edit:
     def change(record: RequestRecord) -> RequestRecord:
         assert record.sent_ns
         values = fill if record.round == "fill" else measure
-        return dataclasses.replace(record, first_token_ns=record.sent_ns + int(values[record.index] * 1e9))
+        first = record.sent_ns + int(values[record.index] * 1e9)
+        return dataclasses.replace(record, first_token_ns=first)
 
     def edit(record: Any) -> Any:
         mine = isinstance(record, RequestRecord) and record.scenario == "baseline"

@@ -1,7 +1,7 @@
 """Text by key in Turkish, Chinese and English, and numbers as each language writes them.
 
-``text = i18n.text("tr")``, then ``text("verdict.proven")`` and ``text.percent(0.49)``. Every word that
-a report shows stands in the catalogue files beside this one; a missing key is an error, never
+``text = i18n.text("tr")``, then ``text("verdict.title")`` and ``text.percent(0.49)``. Every word
+that a report shows stands in the catalogue files beside this one; a missing key is an error, never
 silent English. Two marks are read in a catalogue string: ``**strong**`` and `` `code` ``.
 """
 
@@ -48,6 +48,8 @@ class Text:
             )
         self.lang = lang
         self.tag = TAGS[lang]
+        self.gap = "" if lang == "zh" else " "
+        """What stands between two sentences."""
         self._locale = Locale.parse(LOCALES[lang])
         self._sentences = catalogue(lang)
 
@@ -61,7 +63,8 @@ class Text:
         marked = str(escape(self.sentence(key)))
         for pattern, tag in _MARKS:
             marked = pattern.sub(tag, marked)
-        return Markup(_fill(key, marked, {name: str(escape(v)) for name, v in values.items()}))
+        escaped = {name: str(escape(value)) for name, value in values.items()}
+        return Markup(_fill(key, marked, escaped))  # noqa: S704 - every part was escaped above
 
     def has(self, key: str) -> bool:
         """Whether the catalogue knows the key; for names that come from a run."""
@@ -91,8 +94,8 @@ class Text:
         return str(format_percent(share, pattern, locale=self._locale))
 
     def ratio(self, value: float) -> str:
-        """A ratio with two decimals: 1,95× or 1.95×."""
-        return f"{self.number(value, 2)}×"
+        """A ratio with two decimals, 1,95× or 1.95×; a large one without."""
+        return f"{self.number(value, 2 if abs(value) < 100 else 0)}×"
 
     def span(self, low: str, high: str) -> str:
         """Two values that bound a range."""
@@ -134,7 +137,7 @@ def text(lang: str) -> Text:
 def catalogue(lang: str) -> dict[str, str]:
     """Every sentence of a language by its dotted key."""
     source = (resources.files("kvlab.i18n") / f"{lang}.yaml").read_text(encoding="utf-8")
-    return dict(_flatten(yaml.load(source, Loader=_StrictLoader)))
+    return dict(_flatten(yaml.load(source, Loader=_StrictLoader)))  # noqa: S506 - a SafeLoader
 
 
 def placeholders(sentence: str) -> set[str]:

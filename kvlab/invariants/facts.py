@@ -48,6 +48,14 @@ class Facts:
         """The accounts of one round, of both arms or of one."""
         return [a for a in self.accounts if a.round == name and arm in (None, a.scenario)]
 
+    def object_groups(self, account: Account) -> int | None:
+        """How many objects LMCache keeps per chunk, as it stated when it started."""
+        for event in self.events:
+            if event.kind == "ready" and (event.scenario, event.repeat) == account.key[:2]:
+                stated = event.detail.get("object_groups")
+                return int(stated) if stated else None
+        return None
+
     def threshold(self, name: str) -> float:
         return float(self.plan.thresholds.get(name, DEFAULTS[name]))
 

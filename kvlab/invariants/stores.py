@@ -28,18 +28,18 @@ def stored(facts: Facts, account: Account) -> Stored:
     """The objects of one fill: contexts x whole chunks x object groups x ranks.
 
     A version may or may not store the chunk that ends with the very last token, hence two bounds.
-    The number of object groups is what the L2 folder shows, otherwise what fits the count.
+    The number of object groups is what LMCache stated at its start, otherwise what the L2 folder
+    shows, otherwise what fits the count.
     """
     plan, written = facts.plan, account.written.value
     least = plan.contexts * ((plan.context_tokens - 1) // plan.chunk_tokens)
     most = plan.contexts * (plan.context_tokens // plan.chunk_tokens)
-    groups = 1
-    if plan.object_groups is not False:
+    groups = facts.object_groups(account)
+    if groups is None and plan.object_groups is not False:
         drained = _drained(facts, account)
         shown = drained.detail.get("groups") if drained else None
-        fitting = -(-round(written or 0) // (most * plan.kv_ranks)) if most else 1
-        groups = int(shown or max(1, fitting))
-    factor = groups * plan.kv_ranks
+        groups = int(shown or -(-round(written or 0) // max(1, most * plan.kv_ranks)))
+    factor = max(1, groups or 1) * plan.kv_ranks
     failed = facts.readings.grown(account.key, "lmcache", "l1_allocation_failures").value
     return Stored(least * factor, most * factor, written, account.written.reason, failed or 0.0)
 

@@ -22,7 +22,6 @@ ABOUT = (
     "commands",
     "nonce",
     "seeds",
-    "status",
     "resumed",
     "order",
     "versions",

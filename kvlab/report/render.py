@@ -14,7 +14,8 @@ from markupsafe import Markup
 from kvlab import __version__, i18n
 from kvlab.errors import UsageError
 from kvlab.i18n import Text
-from kvlab.report import published, view
+from kvlab.report import published
+from kvlab.report.evidence_rows import TIERS
 from kvlab.report.view import View
 
 Genre = Literal["technical", "article"]
@@ -82,7 +83,7 @@ def genre_of(lang: str, genre: str | None) -> str:
 def sections(summary: Summary, genre: str | None = None, lang: str = "en") -> list[Section]:
     """The parts of the report in their order; each stands for itself."""
     text, genre = i18n.text(lang), genre_of(lang, genre)
-    seen = view.build(summary, text, genre)
+    seen = View(summary, text, genre)
     titles = {name: _title(name, genre, seen) for name in SECTIONS[genre]}
     contents = [(n, title) for n, title in titles.items() if n not in ("head", "contents", "data")]
     return [
@@ -154,14 +155,11 @@ def _title_key(name: str, genre: str, seen: View) -> str:
     """A heading that states a gain is used only when the gain was proven."""
     key = f"{genre}.{name}.title"
     if seen.text.has(f"{key}.neutral"):
-        proven = seen.publishable and seen.status == "proven" and not seen.control
-        return f"{key}.{'proven' if proven else 'neutral'}"
+        return f"{key}.{'proven' if seen.gain_proven else 'neutral'}"
     return key
 
 
-def _section(
-    name: str, genre: str, seen: View, title: str, contents: list[tuple[str, str]]
-) -> str:
+def _section(name: str, genre: str, seen: View, title: str, contents: list[tuple[str, str]]) -> str:
     folder = "parts" if name in SHARED else genre
     return (
         _environment()
@@ -172,7 +170,7 @@ def _section(
             p=seen.text,
             title=title,
             contents=contents,
-            tiers=view.TIERS,
+            tiers=TIERS,
             version=__version__,
             draw=_drawer(seen),
         )

@@ -19,15 +19,17 @@ def show(
     """Display a run's report, section by section; a summary may be given instead of a run."""
     from IPython.display import publish_display_data
 
+    publish: Any = publish_display_data
+
     summary = run if isinstance(run, dict) else load(run)
     chosen = genre_of(lang, genre)
     parts = sections(summary, genre=chosen, lang=lang)
-    publish_display_data(
+    publish(
         {"text/html": f"<style>{css()}</style>", "text/plain": parts[0].title},
         {MARK: {"page": {"title": parts[0].title, "lang": lang, "genre": chosen}}},
     )
     for part in parts:
         framed = f'<div class="kvlab-report {chosen}">{part.html}</div>'
-        publish_display_data(
+        publish(
             {"text/html": framed, "text/plain": part.title}, {MARK: {"section": part.id}}
         )

@@ -34,10 +34,10 @@ class Lines:
 
     def feed(self, piece: bytes) -> Iterator[str]:
         """The lines that the piece completes."""
-        if self._after_return and piece.startswith(b"\n"):
-            piece = piece[1:]  # the second half of a CRLF that was cut in two
-        if piece:
-            self._after_return = piece.endswith(b"\r")
+        if self._after_return and piece:
+            piece = piece.removeprefix(b"\n")  # the second half of a CRLF that was cut in two
+            self._after_return = False
+        self._after_return = self._after_return or piece.endswith(b"\r")
         *whole, self._rest = _LINE_END.split(self._rest + piece)
         yield from map(_decode, whole)
 
@@ -248,5 +248,13 @@ def mask_file(path: Path) -> bool:
     return True
 
 
+_HINTS = re.compile(
+    rb"(?i)token|key|secret|passw|authorization|bearer|basic|hf_|sk-|ghp|glpat|nvapi|://[^/\s]*@"
+)
+"""Without one of these a line holds no secret; most lines are spared the slow search."""
+
+
 def _masked(line: bytes) -> bytes:
+    if not _HINTS.search(line):
+        return line
     return mask(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")

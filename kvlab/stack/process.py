@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+import psutil
 
-from kvlab import counters
+from kvlab import counters, environment
 from kvlab.errors import HostBusy, KvlabError, StackNotReady
 from kvlab.profile import Profile
 from kvlab.records import Event, Record, Scrape, now_ns
@@ -139,7 +140,11 @@ class ProcessDeployment:
     async def start(self) -> None:
         """Start every server in order, each healthy and ours before the next one starts."""
         began_ns = now_ns()
-        self._event("launching", services=[server.name for server in self.servers])
+        self._event(
+            "launching",
+            services=[server.name for server in self.servers],
+            memory_available_bytes=psutil.virtual_memory().available,
+        )
         status: Any = None
         starts = {}
         for server in self.servers:
@@ -217,7 +222,13 @@ class ProcessDeployment:
         """The workers that registered with LMCache, and the objects it keeps per chunk."""
         if self.lmcache_url is None:
             return [], None
-        work = ready.registered(self._web, self.lmcache_url, before, self.profile.model.name)
+        work = ready.registered(
+            self._web,
+            self.lmcache_url,
+            before,
+            self.profile.model.name,
+            instances=len(self.urls("vllm")),
+        )
         limit_s = 2 * ready.REGISTER_S
         workers, status = await self._while_alive(self.servers, work, limit_s, "registration")
         return workers, ready.object_groups(status, workers)
@@ -336,11 +347,11 @@ async def launch(
     otherwise it is the launch's own, empty, and removed at the end unless ``keep_l2``.
     ``hard_stop`` ends the servers by SIGKILL. ``plan_for`` makes another plan than the profile's.
     """
-    await asyncio.to_thread(leftovers.sweep_orphans)
+    await asyncio.to_thread(sweep)
     folder = l2_path or _l2_folder(profile, run, f"{repeat}-{scenario}")
     make = plan_for or partial(_plan, profile, scenario)
     # Only a plan that runs the engine needs to know where it is.
-    python = engine_python or ("" if plan_for else _engine_python())
+    python = engine_python or ("" if plan_for else environment.engine_python())
     chosen = ports.free(3)
     place = Place(
         engine_python=str(python),
@@ -374,10 +385,9 @@ async def launch(
             _remove_l2(l2, run)
 
 
-def _engine_python() -> Path:
-    from kvlab import environment
-
-    return Path(environment.engine_python())
+def sweep() -> list[int]:
+    """The pids of servers that killed runs had left behind; they are gone now."""
+    return leftovers.sweep_orphans()
 
 
 def _plan(profile: Profile, scenario: str, place: Place) -> Plan:

@@ -123,11 +123,13 @@ def _meta(status: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def new_workers(before: Any, after: Any, model: str | None = None) -> list[int]:
+def new_workers(
+    before: Any, after: Any, model: str | None = None, *, instances: int = 1
+) -> list[int]:
     """The ids that are registered now and were not before, every one with the right model.
 
-    Raises StackNotReady when there are none, or fewer than their own world size: a dead worker
-    stays listed for minutes, so an id alone proves nothing.
+    Raises StackNotReady when there are fewer than the vLLM instances with their world size ask
+    for. A dead worker stays listed for minutes, so an id alone proves nothing.
     """
     listed = worker_ids(after)
     new = sorted(listed - worker_ids(before))
@@ -148,7 +150,8 @@ def new_workers(before: Any, after: Any, model: str | None = None) -> list[int]:
                 f"the new worker registered the model {name}, not {model}",
                 hint="does another vLLM use this LMCache server? stop it",
             )
-    expected = max((int(entry.get("world_size") or 1) for entry in known), default=1)
+    world = max((int(entry.get("world_size") or 1) for entry in known), default=1)
+    expected = instances * world
     if len(new) < expected:
         raise StackNotReady(
             f"{len(new)} of {expected} workers are registered with LMCache", hint=hint
@@ -168,14 +171,14 @@ def object_groups(status: Any, workers: Collection[int]) -> int:
 
 
 async def registered(
-    web: httpx.AsyncClient, url: str, before: Any, model: str
+    web: httpx.AsyncClient, url: str, before: Any, model: str, *, instances: int = 1
 ) -> tuple[list[int], Any]:
     """The new workers' ids and LMCache's status, once they are registered."""
     end = asyncio.get_running_loop().time() + REGISTER_S
     while True:
         status = await fetch(web, f"{url}/status")
         try:
-            return new_workers(before, status, model), status
+            return new_workers(before, status, model, instances=instances), status
         except StackNotReady:
             if asyncio.get_running_loop().time() > end:
                 raise
@@ -191,11 +194,17 @@ def complaints(
         fits = " or a multiple"
         if chunk % block == 0:
             fits += f" ({chunk} is one)"
+        remedy = ""
+        if facts.get("ssm_state_reset"):
+            remedy = (
+                f"vLLM keeps recurrent state as {facts['ssm_state_reset']} on this CPU unless "
+                "engine.flags.mamba-ssm-cache-dtype says otherwise; set it, or "
+            )
         yield (
             f"vLLM works in blocks of {block} tokens, the profile says "
             f"{profile.engine.block_tokens} with chunks of {chunk}",
-            f"set engine.block_tokens: {block}; for cache.chunk_tokens use {block}{fits}, and for "
-            f"a hybrid model engine.max_num_batched_tokens: {2 * block - 1}",
+            f"{remedy}set engine.block_tokens: {block}; for cache.chunk_tokens use {block}{fits}, "
+            f"and for a hybrid model engine.max_num_batched_tokens: {2 * block - 1}",
         )
     if facts.get("kv_cache_tokens"):
         for complaint in l0_complaints(profile, facts["kv_cache_tokens"]):

@@ -40,6 +40,10 @@ SET_VARIABLES = {
 }
 
 
+LOADER_VARIABLES = ("PATH", "LD_LIBRARY_PATH")
+"""What Python itself may need to start, all that a guard gets."""
+
+
 class Server:
     """One service under its guard."""
 
@@ -77,7 +81,7 @@ class Server:
 
     async def start(self, stop_s: float) -> None:
         """Start the guard, and through it the server; raises StackNotReady when it cannot run."""
-        self.temporary = Path(tempfile.mkdtemp(prefix="kvlab-"))
+        self.temporary = Path(tempfile.mkdtemp(prefix=leftovers.FOLDER_PREFIX))
         order: guard.Order = {
             "owner": os.getpid(),
             "argv": list(self.service.argv),
@@ -93,7 +97,7 @@ class Server:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={},
+                env={key: os.environ[key] for key in LOADER_VARIABLES if key in os.environ},
                 start_new_session=True,
             )
         assert self._guard.stdin is not None

@@ -11,6 +11,7 @@ import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import shared_memory
+from pathlib import Path
 
 ANSWERS = {
     "/v1/models": {"data": [{"id": "fake-model"}]},
@@ -38,10 +39,12 @@ def main() -> None:
     parser.add_argument("--exit", type=int)
     parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
     parser.add_argument("--children", type=int, default=0, help="deaf ones that call setsid")
-    parser.add_argument("--pids", help="file that receives the pids")
-    parser.add_argument("--stopped", help="file to which the name is appended at SIGTERM")
+    parser.add_argument("--pids", type=Path, help="file that receives the pids")
+    parser.add_argument(
+        "--stopped", type=Path, help="file to which the name is appended at SIGTERM"
+    )
     parser.add_argument("--name", default="dummy")
-    parser.add_argument("--shm", help="file that receives the name of a leaked segment")
+    parser.add_argument("--shm", type=Path, help="file that receives the name of a leaked segment")
     parser.add_argument("--never-listen", action="store_true")
     options = parser.parse_args()
     print(options.line, flush=True)
@@ -54,12 +57,11 @@ def main() -> None:
     ]
     if options.shm:
         segment = shared_memory.SharedMemory(create=True, size=4096)
-        with open(options.shm, "w") as file:
-            file.write(segment.name)
+        options.shm.write_text(segment.name)
     if options.pids:
-        with open(options.pids + ".new", "w") as file:
-            json.dump([os.getpid(), *(child.pid for child in children)], file)
-        os.replace(options.pids + ".new", options.pids)
+        complete = options.pids.with_suffix(".new")
+        complete.write_text(json.dumps([os.getpid(), *(child.pid for child in children)]))
+        complete.replace(options.pids)
     if options.port is None or options.never_listen:
         time.sleep(600)
     else:
@@ -68,7 +70,7 @@ def main() -> None:
 
 def stop(options: argparse.Namespace) -> None:
     if options.stopped:
-        with open(options.stopped, "a") as file:
+        with options.stopped.open("a") as file:
             file.write(f"{options.name}\n")
     os._exit(0)  # without cleaning up: what it leaves is the guard's to remove
 
