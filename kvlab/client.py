@@ -90,6 +90,7 @@ class Exchange:
 
     ended: asyncio.Future[None]
     sent_ns: int | None = None
+    written_ns: int | None = None
     headers_ns: int | None = None
     status: int | None = None
     arrivals: list[tuple[int, bytes]] = field(default_factory=list)
@@ -130,9 +131,13 @@ class Connection(asyncio.Protocol):
         self._tail = b"\n"
         self._exchange = exchange
         try:
+            # The stamp comes before the call: on a busy machine the processor may be taken away
+            # inside it, for as long as the server needs to answer, and TTFT would be next to 0.
+            begun_ns = now_ns()
             self._transport.write(request)
             if not self._writing:
-                exchange.sent_ns = now_ns()
+                exchange.sent_ns = begun_ns
+                exchange.written_ns = now_ns()
             await exchange.ended
         finally:
             self._exchange = None
@@ -192,7 +197,7 @@ class Connection(asyncio.Protocol):
         """The last byte of the request is with the socket."""
         self._writing = False
         if self._exchange is not None and self._exchange.sent_ns is None:
-            self._exchange.sent_ns = now_ns()
+            self._exchange.sent_ns = self._exchange.written_ns = now_ns()
 
     # What the HTTP parser calls.
 
@@ -286,6 +291,7 @@ class Sender:
             asked_tokens=question.max_tokens,
             queued_ns=due_ns,
             sent_ns=exchange.sent_ns,
+            written_ns=exchange.written_ns,
             headers_ns=exchange.headers_ns,
             first_byte_ns=exchange.arrivals[0][0] if exchange.arrivals else None,
             first_event_ns=answer.first_event_ns,

@@ -40,7 +40,9 @@ class RequestRecord:
     queued_ns: int
     """The request was due; ``sent_ns - queued_ns`` is the sender's own delay, kept out of TTFT."""
     sent_ns: int | None = None
-    """The last byte of the request was handed to the socket."""
+    """The request's last byte was about to be handed to the socket: TTFT starts here."""
+    written_ns: int | None = None
+    """The socket had taken it. Much later than ``sent_ns`` means that the machine was busy."""
     headers_ns: int | None = None
     """The first byte of the response's head arrived."""
     first_byte_ns: int | None = None

@@ -14,8 +14,8 @@ from markupsafe import Markup
 from kvlab import __version__, i18n
 from kvlab.errors import UsageError
 from kvlab.i18n import Text
-from kvlab.report import published
 from kvlab.report.evidence_rows import TIERS
+from kvlab.report.published import dgx_spark
 from kvlab.report.view import View
 
 Genre = Literal["technical", "article"]
@@ -197,7 +197,7 @@ def _figure(name: str, summary: Summary, text: Text) -> Callable[[str], str] | N
     if not summary.get(needs):
         return None
     if name == "speedup":
-        reference = published.dgx_spark()["speedup"]
+        reference = dgx_spark()["speedup"]
         return lambda width: figures.speedup(summary, text, reference, width)  # type: ignore[arg-type]
     draw = {"order": figures.ttft_by_order, "ecdf": figures.ecdf, "served": figures.served}[name]
     return lambda width: draw(summary, text, width)  # type: ignore[arg-type]

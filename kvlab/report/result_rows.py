@@ -7,8 +7,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from kvlab.report import published
 from kvlab.report.numbers import Missing, Numbers
+from kvlab.report.published import dgx_spark
 from kvlab.report.source import Source
 
 ARMS = ("baseline", "lmcache")
@@ -63,7 +63,7 @@ def change(source: Source, numbers: Numbers) -> Missing | Markup:
 
 def _published(source: Source) -> dict[str, Three]:
     """The published figures by row, written in the page's language."""
-    text, figures = source.text, published.dgx_spark()
+    text, figures = source.text, dgx_spark()
     a, b = (figures["ttft_ms"][arm] for arm in ARMS)
     ms = text.milliseconds
 
