@@ -28,6 +28,8 @@ SHOWN_LINES = 20
 """A cell's log keeps this many of its last lines when it is longer than ``LONG_LINES``."""
 LONG_LINES = 60
 LONG_TEXT = 40_000
+IPC_PATH_MAX = 50
+"""A socket's path may have 107 letters, of which the name of a kernel takes about half."""
 
 
 def find(name: str) -> Path:
@@ -61,7 +63,7 @@ def execute(
     died = _run(notebook, output, given, len(source.cells), on_progress)
     executed = _read(output)
     if died is not None:
-        executed.metadata.setdefault(MARK, {})["died"] = died
+        executed.cells[died].metadata[MARK] = {"died": True}
     for cell in executed.cells:
         _cap(cell)
     _write(executed, output)
@@ -102,14 +104,12 @@ def failures(notebook: Notebook) -> list[dict[str, Any]]:
 
     The exit code of whatever ran the notebook is not asked: the cells themselves are.
     """
-    found = []
-    died = notebook.metadata.get(MARK, {}).get("died")
-    for number, cell in enumerate(notebook.cells, start=1):
-        if cell.cell_type != "code" or not cell.source.strip():
-            continue
-        what = _failure(cell)
-        if number == died:
-            what = "died"
+    found, number = [], 0
+    for cell in notebook.cells:
+        if {INJECTED, PAPERMILL_MARKER} & set(cell.metadata.get("tags", [])):
+            continue  # not a cell of the notebook as its author knows it
+        number += 1
+        what = _failure(cell) if cell.cell_type == "code" and cell.source.strip() else None
         if what is not None:
             found.append({"cell": number, "what": what})
     return found
@@ -160,7 +160,7 @@ def _run(
     cells: int,
     on_progress: Callable[[int, int], None] | None,
 ) -> int | None:
-    """Run every cell; the number of the cell in which the kernel died, or None."""
+    """Run every cell; the place of the cell in which the kernel died, or None."""
     import papermill
     from nbclient.exceptions import DeadKernelError
     from papermill.exceptions import PapermillExecutionError
@@ -169,7 +169,7 @@ def _run(
 
     def start(cell: Notebook, cell_index: int) -> None:
         nonlocal started
-        started = cell_index + 1
+        started = cell_index
 
     def executed(cell: Notebook, cell_index: int, execute_reply: Any) -> None:
         if on_progress is not None:
@@ -198,6 +198,7 @@ def _own_kernel() -> type:
     """A kernel manager that starts the interpreter running now, with the kvlab running now."""
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager
+    from jupyter_core.paths import jupyter_runtime_dir
 
     here = str(Path(__file__).parent.parent)
     paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -209,6 +210,11 @@ def _own_kernel() -> type:
     )
 
     class OwnKernel(AsyncKernelManager):
+        def __init__(self, **options: Any):
+            super().__init__(**options)
+            if len(jupyter_runtime_dir()) < IPC_PATH_MAX:
+                self.transport = "ipc"  # sockets in the file system: no port, no other user
+
         @property
         def kernel_spec(self) -> KernelSpec:
             return spec
@@ -217,6 +223,8 @@ def _own_kernel() -> type:
 
 
 def _failure(cell: Notebook) -> str | None:
+    if cell.metadata.get(MARK, {}).get("died"):
+        return "died"
     for output in cell.get("outputs", []):
         if output.output_type == "error":
             return f"{output.ename}: {output.evalue}"

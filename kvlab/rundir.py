@@ -291,8 +291,9 @@ def _replace(path: Path, text: str) -> None:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(stream.name, 0o644)
-        os.replace(stream.name, path)
+        fresh = Path(stream.name)
+        fresh.chmod(0o644)
+        fresh.replace(path)
     except OSError as error:
         raise HostBusy(
             f"cannot write {path}: {error.strerror}", hint="free some disk space and try again"

@@ -117,6 +117,12 @@ def text(summary: Mapping[str, Any]) -> str:
         speedup = summary["speedup"]
         low, high = speedup["ci95"]
         lines.append(f"speedup: {speedup['value']:.2f} ({low:.2f} to {high:.2f})")
+    times = summary.get("time_s") or {}
+    if times.get("overhead_share") is not None:
+        lines.append(
+            f"time: {times['total']:.0f} s, of which {times['overhead_share']:.1%} was neither "
+            "server start nor request"
+        )
     lines += [f"note: {caution['text']}" for caution in summary["cautions"]]
     return "\n".join(lines)
 
@@ -320,8 +326,9 @@ def engine(facts: Facts, manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def time_s(events: Sequence[Event], asked: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Where the time of the run went, in seconds; ``other`` is what no part accounts for.
+    """Where the time of the run went, in seconds.
 
+    ``overhead`` is what is neither server start nor request; ``other`` what no part accounts for.
     ``requests`` runs from the first to the last of each round, probe and warm-up included.
     Spans of a resumed run are added up: the time between its parts is not the run's.
     """
@@ -339,11 +346,14 @@ def time_s(events: Sequence[Event], asked: Sequence[RequestRecord]) -> dict[str,
         "stop": _spans(events, "stopping", ("stopped",)) or 0.0,
     }
     other = total - sum(parts.values())
+    overhead = total - parts["server_start"] - parts["requests"]
     return {
         "total": total,
         **parts,
         "other": other,
         "other_share": other / total if total else None,
+        "overhead": overhead,
+        "overhead_share": overhead / total if total else None,
     }
 
 

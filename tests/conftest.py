@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from kvlab.profile import Profile
 
 
+@pytest.fixture(autouse=True)
+def own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests on the fake stack neither wait for a real measurement nor keep one from starting."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
 @pytest.fixture
 def fake_profile() -> Profile:
     """A small valid profile of the fake stack."""

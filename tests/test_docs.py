@@ -51,7 +51,9 @@ def test_every_make_target_explains_itself() -> None:
 
 
 def test_every_invariant_is_documented() -> None:
-    source = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "kvlab/invariants").glob("*.py"))
+    source = "".join(
+        p.read_text(encoding="utf-8") for p in (ROOT / "kvlab/invariants").glob("*.py")
+    )
     names = set(re.findall(r'"([a-z0-9]+(?:-[a-z0-9]+)+)"', source)) | {"correctness"}
     text = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
     assert {name for name in names if f"| {name} |" not in text} == set()

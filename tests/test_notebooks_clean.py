@@ -22,7 +22,9 @@ def test_a_notebook_holds_parameters_and_calls(path: Path) -> None:
         assert cell["outputs"] == []
         assert cell["execution_count"] is None
         source = "".join(cell["source"])
-        tree = compile(source, path.name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
+        tree = compile(
+            source, path.name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
+        )
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
         assert not any(isinstance(node, kinds) for node in ast.walk(tree))
     assert notebook["metadata"]["language_info"]["name"] == "python"

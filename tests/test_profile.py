@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -156,10 +157,8 @@ yaml_values = st.recursive(
     value=yaml_values,
 )
 def test_any_yaml_value_gives_a_profile_or_a_profile_error(key: str, value: object) -> None:
-    try:
-        profile.load("embedded", {key: value})
-    except ProfileError as error:
-        assert error.hint
+    with contextlib.suppress(ProfileError):
+        assert profile.load("embedded", {key: value}).name
 
 
 @given(st.text(max_size=200))

@@ -76,8 +76,9 @@ class View(Source):
 
     @property
     def correctness_word(self) -> str:
-        """The correctness verdict in a word."""
-        return self.text(f"correctness.word.{self.correctness_case}")
+        """The correctness verdict of a run whose numbers are shown, in a word."""
+        key = f"correctness.word.{self.correctness_case}"
+        return self.text(key if self.text.has(key) else "word.unknown")
 
     @property
     def embedded_json(self) -> Markup:

@@ -27,6 +27,8 @@ class Poll:
     submitted: float | None
     completed: float | None
     failed: float | None
+    inflight: float | None = None
+    """Stores to L2 under way; a store that failed is in none of the counts of objects."""
     written: float | None
     """Chunks written to L1."""
     l1_bytes: float | None = None
@@ -43,13 +45,18 @@ class Poll:
             assert self.l1_limit_bytes is not None
             if self.l1_bytes > self.l1_limit_bytes:
                 return False
-        if self.submitted is None:
+        if self.inflight:
+            return False
+        if self.inflight == 0 or self.submitted is None:
             return True
         return (self.completed or 0) + (self.failed or 0) >= self.submitted
 
     @property
     def work(self) -> tuple[Any, ...]:
-        return (self.submitted, self.completed, self.failed, self.written, self.l1_bytes, self.files, self.bytes)
+        return (
+            *(self.submitted, self.completed, self.failed, self.inflight, self.written),
+            *(self.l1_bytes, self.files, self.bytes),
+        )
 
 
 def settled(polls: Sequence[Poll], quiet_s: float = QUIET_S) -> bool:
@@ -107,6 +114,7 @@ async def _poll(stack: Deployment, l1_limit_bytes: float) -> tuple[Poll, Survey 
         submitted=read("l2_store_submitted"),
         completed=read("l2_store_completed"),
         failed=read("l2_store_failed"),
+        inflight=read("l2_store_inflight"),
         written=read("l1_write_chunks"),
         l1_bytes=read("l1_memory_bytes"),
         l1_limit_bytes=l1_limit_bytes,

@@ -147,9 +147,7 @@ class Arm:
 
     async def _drain(self, round_name: str) -> None:
         if self.stack.lmcache_url:
-            detail = await drain(
-                self.stack, self.profile.cache, self.profile.timeouts.drain_s
-            )
+            detail = await drain(self.stack, self.profile.cache, self.profile.timeouts.drain_s)
             self._event("drained", round_name, **detail)
 
     async def _pause(self, seconds: float) -> None:

@@ -43,6 +43,23 @@ def test_stores_that_never_finish_never_settle() -> None:
     assert not settled(polls([(40, 39, 0, 39)] * 20))
 
 
+def test_a_failed_store_that_no_counter_names_ends_the_wait_once_nothing_is_under_way() -> None:
+    def poll(second: int, inflight: float) -> Poll:
+        return Poll(
+            at_ns=second * NS_PER_S,
+            submitted=40,
+            completed=39,
+            failed=None,
+            inflight=inflight,
+            written=40,
+            files=39,
+            bytes=39,
+        )
+
+    assert not settled([poll(0, 1), poll(1, 1), poll(2, 1)])
+    assert settled([poll(0, 1), poll(1, 0), poll(2, 0)])
+
+
 def test_files_that_still_grow_are_not_settled() -> None:
     assert not settled(polls([(4, 4, 0, files) for files in range(5)]))
 
