@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from kvlab.errors import NotebookFailed, UsageError
 
@@ -28,8 +28,7 @@ SHOWN_LINES = 20
 """A cell's log keeps this many of its last lines when it is longer than ``LONG_LINES``."""
 LONG_LINES = 60
 LONG_TEXT = 40_000
-IPC_PATH_MAX = 50
-"""A socket's path may have 107 letters, of which the name of a kernel takes about half."""
+KERNEL_ARGUMENTS = ("-m", "ipykernel_launcher", "-f", "{connection_file}")
 
 
 def find(name: str) -> Path:
@@ -144,11 +143,11 @@ def to_html(notebook: Path, output: Path, lang: str | None = None) -> Path:
 
     A report notebook gives the same page as the report itself, in the report's own language.
     """
-    from kvlab import page
+    from kvlab import notebook_page
 
     output.parent.mkdir(parents=True, exist_ok=True)
     node = _read(notebook)
-    html = page.of_notebook(node, failures(node), notebook.stem, lang)
+    html = notebook_page.of_notebook(node, failures(node), notebook.stem, lang)
     output.write_text(html, encoding="utf-8")
     return output
 
@@ -166,6 +165,7 @@ def _run(
     from papermill.exceptions import PapermillExecutionError
 
     started = 0
+    log = output.with_suffix(".kernel.log")
 
     def start(cell: Notebook, cell_index: int) -> None:
         nonlocal started
@@ -175,49 +175,53 @@ def _run(
         if on_progress is not None:
             on_progress(cell_index + 1, max(cells, cell_index + 1))
 
-    try:
-        papermill.execute_notebook(
-            str(notebook),
-            str(output),
-            parameters=parameters,
-            kernel_name="python3",
-            language="python",
-            progress_bar=False,
-            kernel_manager_class=_own_kernel(),
-            on_cell_start=start,
-            on_cell_executed=executed,
-        )
-    except PapermillExecutionError:
-        return None  # the cell that failed is in the output, which is read next
-    except DeadKernelError:
-        return started
+    with log.open("wb") as errors:
+        try:
+            papermill.execute_notebook(
+                str(notebook),
+                str(output),
+                parameters=parameters,
+                kernel_name="python3",
+                language="python",
+                progress_bar=False,
+                kernel_manager_class=_own_kernel(errors),
+                on_cell_start=start,
+                on_cell_executed=executed,
+            )
+        except PapermillExecutionError:
+            return None  # the cell that failed is in the output, which is read next
+        except DeadKernelError:
+            return started
+    log.unlink()  # it holds at most what a kernel says while it is stopped
     return None
 
 
-def _own_kernel() -> type:
-    """A kernel manager that starts the interpreter running now, with the kvlab running now."""
+def _own_kernel(errors: IO[bytes]) -> type:
+    """A kernel manager that starts the interpreter running now, with the kvlab running now.
+
+    What the kernel process itself writes as errors, unlike what its cells print, goes to a file.
+    """
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager
-    from jupyter_core.paths import jupyter_runtime_dir
 
     here = str(Path(__file__).parent.parent)
     paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
     spec = KernelSpec(
-        argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        argv=[sys.executable, *KERNEL_ARGUMENTS],
         display_name="kvlab",
         language="python",
         env={"PYTHONPATH": os.pathsep.join(paths)},
     )
 
     class OwnKernel(AsyncKernelManager):
-        def __init__(self, **options: Any):
-            super().__init__(**options)
-            if len(jupyter_runtime_dir()) < IPC_PATH_MAX:
-                self.transport = "ipc"  # sockets in the file system: no port, no other user
-
         @property
         def kernel_spec(self) -> KernelSpec:
             return spec
+
+        async def _async_pre_start_kernel(self, **options: Any) -> Any:
+            return await super()._async_pre_start_kernel(**{"stderr": errors, **options})
+
+        pre_start_kernel = _async_pre_start_kernel
 
     return OwnKernel
 

@@ -13,10 +13,11 @@ import pytest
 import yaml
 from markupsafe import Markup
 
-from kvlab import i18n, page, report
+from kvlab import i18n, notebook_page, report
 from kvlab.errors import UsageError
 from kvlab.i18n import TextError
-from kvlab.report.render import TEMPLATES
+from kvlab.report import layout
+from kvlab.report.layout import TEMPLATES
 from tests.report import cases
 
 CODE = re.compile(r"`[^`]*`|\{\w+\}")
@@ -79,11 +80,14 @@ def test_every_sentence_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
         return known(self, key)
 
     monkeypatch.setattr(i18n.Text, "sentence", noted)
+    report.render(cases.summary(), lang="en")
+    report.render(cases.every()["low bound"], lang="en")
+    monkeypatch.setattr(layout, "_figure", lambda *_: None)
     for summary in cases.every().values():
         for genre in ("technical", "article"):
             report.render(summary, genre=genre, lang="en")
     failed = [{"cell": 1, "what": what} for what in ("died", "never ran", "E: e")]
-    page.of_notebook(_empty_notebook(), failed, "n", "en")
+    notebook_page.of_notebook(_empty_notebook(), failed, "n", "en")
     assert used == set(i18n.catalogue("en"))
 
 
@@ -169,7 +173,7 @@ def test_more_numbers() -> None:
 
 def test_a_missing_key_and_a_missing_value_are_errors() -> None:
     text = i18n.text("zh")
-    with pytest.raises(TextError, match="no text for 'none.such'"):
+    with pytest.raises(TextError, match=r"no text for 'none\.such'"):
         text("none.such")
     with pytest.raises(TextError, match="needs a value for 'share'"):
         text.html("results.lower")

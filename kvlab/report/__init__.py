@@ -6,9 +6,9 @@ shows the same sections in a notebook.
 
 from __future__ import annotations
 
-from kvlab.report.load import load, with_manifest
-from kvlab.report.render import Section, genre_of, page, render, sections, write
-from kvlab.report.show import show
+from kvlab.report.display import show
+from kvlab.report.layout import Section, genre_of, page, render, sections, write
+from kvlab.report.run_facts import load, with_manifest
 
 __all__ = [
     "Section",

@@ -9,9 +9,9 @@ from markupsafe import Markup
 
 from kvlab.i18n import Text
 from kvlab.report.evidence_rows import EvidenceRows
-from kvlab.report.load import day_of
 from kvlab.report.numbers import Numbers
 from kvlab.report.result_rows import change, results
+from kvlab.report.run_facts import day_of
 from kvlab.report.setup_rows import SetupRows
 from kvlab.report.source import COMPLETE, Source, Summary, slug, without_headline
 

@@ -76,6 +76,12 @@ def summary(case: str = "proven") -> Summary:
     return copy.deepcopy(_run(case))
 
 
+@lru_cache
+def html(case: str, genre: str, lang: str) -> str:
+    """The page of one of ``every``."""
+    return report.render(every()[case], genre=genre, lang=lang)
+
+
 def every() -> dict[str, Summary]:
     """Every kind of summary that a report must be able to show, by name."""
     found = {case: summary(case) for case in RUNS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from html.parser import HTMLParser
@@ -12,8 +13,9 @@ import pytest
 
 from kvlab import i18n, report
 from kvlab.errors import UsageError
+from kvlab.report import layout
+from kvlab.report.layout import SECTIONS
 from kvlab.report.published import dgx_spark
-from kvlab.report.render import SECTIONS
 from tests.builders import make_run
 from tests.report import cases
 
@@ -60,31 +62,39 @@ class Page(HTMLParser):
 
 
 def page(case: str = "proven", genre: str = "technical", lang: str = "tr") -> Page:
-    return Page(report.render(cases.summary(case), genre=genre, lang=lang))
+    return Page(cases.html(case, genre, lang))
+
+
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without figures, which have tests of their own and take most of the time."""
+    monkeypatch.setattr(layout, "_figure", lambda *_: None)
 
 
 @pytest.mark.parametrize(("genre", "lang"), cases.ALL)
 @pytest.mark.parametrize("case", cases.every())
+@pytest.mark.usefixtures("no_figures")
 def test_every_summary_renders_well_formed(case: str, genre: str, lang: str) -> None:
     seen = Page(report.render(cases.every()[case], genre=genre, lang=lang))
     ids = seen.ids()
     assert len(ids) == len(set(ids)), "an id stands twice"
     targets = {str(a["href"])[1:] for a in seen.all("a") if str(a["href"]).startswith("#")}
-    figures = {name for name in targets if "-wide-" in name or "-narrow-" in name}
-    assert targets - figures <= set(ids), f"links lead nowhere: {sorted(targets - set(ids))}"
+    assert targets <= set(ids), f"links lead nowhere: {sorted(targets - set(ids))}"
     levels = [int(tag[1]) for tag, _ in seen.elements if re.fullmatch(r"h[1-6]", tag)]
     assert levels[0] == 1
     assert levels.count(1) == 1
-    assert all(b - a <= 1 for a, b in zip(levels, levels[1:], strict=False))
+    assert all(b - a <= 1 for a, b in itertools.pairwise(levels))
     assert "None" not in seen.text
     assert "{" not in seen.text
 
 
 @pytest.mark.parametrize(("genre", "lang"), cases.ALL)
 def test_a_page_asks_for_nothing_from_anywhere(genre: str, lang: str) -> None:
-    html = report.render(cases.summary(), genre=genre, lang=lang)
+    html = cases.html("proven", genre, lang)
     assert len(html.encode()) < 3_000_000
     seen = Page(html)
+    assert len(seen.ids()) == len(set(seen.ids())), "an id stands twice"
+    assert len(seen.all("figure")) == 4
     for _, attrs in seen.elements:
         for name in ("src", "href", "action", "poster", "data", "xlink:href"):
             assert not re.match(r"(https?:)?//", attrs.get(name) or ""), attrs
@@ -96,7 +106,7 @@ def test_a_page_asks_for_nothing_from_anywhere(genre: str, lang: str) -> None:
 
 @pytest.mark.parametrize(("genre", "lang"), cases.ALL)
 def test_the_same_summary_gives_the_same_bytes(genre: str, lang: str) -> None:
-    first = report.render(cases.summary(), genre=genre, lang=lang)
+    first = cases.html("proven", genre, lang)
     assert first == report.render(cases.summary(), genre=genre, lang=lang)
 
 
@@ -105,8 +115,7 @@ def test_the_same_summary_gives_the_same_bytes(genre: str, lang: str) -> None:
 def test_an_invalid_run_shows_a_banner_and_no_headline_anywhere(
     case: str, genre: str, lang: str
 ) -> None:
-    summary = cases.every()[case]
-    html = report.render(summary, genre=genre, lang=lang)
+    summary, html = cases.every()[case], cases.html(case, genre, lang)
     seen, text = Page(html), i18n.text(lang)
     assert text("verdict.invalid.name") in seen.text
     assert text("word.withheld") in seen.text
@@ -135,7 +144,7 @@ def test_a_proven_run_states_its_number_in_the_title_and_in_the_box() -> None:
     summary = cases.summary()
     for lang in i18n.LANGUAGES:
         written = i18n.text(lang).ratio(summary["speedup"]["value"])
-        html = report.render(summary, genre="technical", lang=lang)
+        html = cases.html("proven", "technical", lang)
         title = re.search(r"<title>(.*?)</title>", html)
         assert title is not None
         assert written in title[1]
@@ -152,7 +161,7 @@ def test_numbers_link_to_their_row_and_say_formula_sample_and_run() -> None:
 
 
 def test_the_published_figures_stand_beside_ours_and_are_marked() -> None:
-    html = report.render(cases.summary(), genre="technical", lang="tr")
+    html = cases.html("proven", "technical", "tr")
     row = re.search(r'<tr id="r-median".*?</tr>', html, re.DOTALL)
     assert row is not None
     cells = re.findall(r'<td role="cell"[^>]*?(class="reference[^"]*")?>(.*?)</td>', row[0])
@@ -165,7 +174,7 @@ def test_the_published_figures_stand_beside_ours_and_are_marked() -> None:
 def test_a_control_run_claims_no_gain_and_shows_no_reference() -> None:
     for lang in i18n.LANGUAGES:
         text = i18n.text(lang)
-        html = report.render(cases.summary("control"), genre="technical", lang=lang)
+        html = cases.html("control", "technical", lang)
         assert text("verdict.control.not_shown") in html
         assert text.milliseconds(655.2) not in html
         assert text("technical.discussion.ttft.title.drop") not in html
@@ -178,7 +187,7 @@ def test_a_control_that_sees_a_difference_is_invalid() -> None:
 
 
 def test_the_turkish_report_keeps_its_titles() -> None:
-    html = report.render(cases.summary(), lang="tr")
+    html = cases.html("proven", "technical", "tr")
     titles = [section.title for section in report.sections(cases.summary(), lang="tr")]
     assert titles[3:11] == [
         "Yönetici Özeti",
@@ -216,7 +225,7 @@ def test_a_built_model_is_said_plainly_and_a_real_one_is_not_called_tiny(
 ) -> None:
     tiny = i18n.text(lang)("embedded.what")
     assert tiny in page("proven", genre, lang).text
-    assert tiny not in Page(report.render(cases.every()["stock"], genre=genre, lang=lang)).text
+    assert tiny not in page("stock", genre, lang).text
 
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="a()">&{{ 7*7 }}`**'
@@ -234,6 +243,7 @@ def poisoned(value: Any) -> Any:
 
 @pytest.mark.parametrize(("genre", "lang"), cases.ALL)
 @pytest.mark.parametrize("case", ["proven", "wrong"])
+@pytest.mark.usefixtures("no_figures")
 def test_nothing_of_a_run_becomes_markup(case: str, genre: str, lang: str) -> None:
     summary = {**poisoned(cases.summary(case)), "arms": ["baseline", "lmcache"]}
     html = report.render(summary, genre=genre, lang=lang)
@@ -250,6 +260,7 @@ def test_the_embedded_summary_is_the_summary() -> None:
     assert json.loads(page().scripts) == json.loads(json.dumps(summary))
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_sections_join_to_the_page() -> None:
     summary = cases.summary()
     for genre, lang in cases.ALL:

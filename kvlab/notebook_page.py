@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from kvlab import i18n, report
-from kvlab.report.render import TEMPLATES
-from kvlab.report.show import FRAME, MARK
+from kvlab.report.display import FRAME, MARK
+from kvlab.report.layout import TEMPLATES
 
 Notebook = Any
 

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from kvlab.report.load import load
-from kvlab.report.render import css, genre_of, sections
+from kvlab.report.layout import css, genre_of, sections
+from kvlab.report.run_facts import load
 from kvlab.rundir import RunDir
 
 MARK = "kvlab"
