@@ -186,14 +186,11 @@ def report(
 ) -> None:
     """Render the reports again from the run folder alone."""
     from kvlab import report as reports
-    from kvlab import summary
-    from kvlab.rundir import RunDir
 
     for path in run:
-        folder = RunDir.open(path)
-        result = summary.summarise(folder)
+        result = reports.load(path)
         for language in _languages(lang):
-            page = reports.write(result, out / folder.id, lang=language, genre=genre)
+            page = reports.write(result, out / result["run"], lang=language, genre=genre)
             typer.echo(str(page))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvlab import counters
+from kvlab import counters, shapes
 from kvlab.counters import Change
 from kvlab.errors import RunFolderError
 from kvlab.records import RequestRecord, Scrape
@@ -74,13 +74,22 @@ class Plan:
 
 def plan(manifest: Mapping[str, Any]) -> Plan:
     """The plan that a two-round run's manifest holds; RunFolderError when it is not whole."""
-    try:
-        return _plan(manifest)
-    except (KeyError, TypeError, IndexError) as error:
-        raise RunFolderError(
-            f"the manifest of run {manifest.get('run')} is not whole: {error!r}",
-            hint="restore manifest.json from a copy, or measure again",
-        ) from error
+    profile, arms = manifest.get("profile"), manifest.get("arms")
+    if not isinstance(profile, dict):
+        complaint: str | None = "it holds no profile"
+    elif not isinstance(arms, list) or len(arms) != 2 or arms[0] == arms[1]:
+        complaint = "it does not name two arms"
+    else:
+        complaint = shapes.manifest_complaint(manifest) or shapes.profile_complaint(profile)
+    if complaint is None:
+        try:
+            return _plan(manifest)
+        except (KeyError, TypeError, ValueError) as error:
+            complaint = repr(error)
+    raise RunFolderError(
+        f"the manifest of run {manifest.get('run')} is not whole: {complaint}",
+        hint="restore manifest.json from a copy, or measure again",
+    )
 
 
 def _plan(manifest: Mapping[str, Any]) -> Plan:
@@ -102,12 +111,12 @@ def _plan(manifest: Mapping[str, Any]) -> Plan:
         block_tokens=profile["engine"]["block_tokens"],
         restorable_tokens=ceiling(tokens, chunk, prefix_tokens=prefix),
         pause_s=two_round["pause_s"],
-        concurrency=two_round.get("concurrency", 1),
+        concurrency=two_round.get("concurrency") or 1,
         has_l2=cache.get("l2") is not None,
         object_groups=cache.get("separate_object_groups"),
-        kv_ranks=int(profile["engine"].get("flags", {}).get("tensor-parallel-size", 1)),
-        tolerance_nat=profile.get("correctness", {}).get("tolerance_nat", 0.15),
-        thresholds=profile.get("thresholds", {}),
+        kv_ranks=max(1, int((profile["engine"].get("flags") or {}).get("tensor-parallel-size", 1))),
+        tolerance_nat=(profile.get("correctness") or {}).get("tolerance_nat", 0.15),
+        thresholds=profile.get("thresholds") or {},
     )
 
 

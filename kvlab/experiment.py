@@ -9,8 +9,10 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -23,12 +25,34 @@ from kvlab.records import Event, now_ns
 from kvlab.rundir import RunDir
 from kvlab.stack import Launch, plan, process
 from kvlab.units import byte_size
-from kvlab.workloads.two_round import order, two_round
+from kvlab.workloads import Workload, two_round
 
 Launcher = Callable[[Profile, RunDir], Launch]
-EXPERIMENTS = ("two-round",)
-ARMS = ("baseline", "lmcache")
-CONTROL_ARMS = ("baseline", "control")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How an experiment runs: its workload, its arms, and the steps that its progress counts."""
+
+    workload: Workload
+    arms: tuple[str, ...]
+    control: tuple[str, ...] | None = None
+    """The arms of its A/A control, where it has one."""
+    order: Callable[[Profile, Sequence[str]], list[tuple[int, str]]]
+    """The (repeat, arm) pairs in the order in which they run."""
+    steps: Callable[[Profile, Sequence[str], int | None], Counter[str]]
+    """The steps of these arms: of every repeat, or of so many."""
+
+
+RECIPES: dict[str, Recipe] = {
+    "two-round": Recipe(
+        workload=two_round.two_round,
+        arms=("baseline", "lmcache"),
+        control=("baseline", "control"),
+        order=lambda profile, arms: two_round.order(arms, profile.experiments.two_round.repeats),
+        steps=two_round.steps,
+    ),
+}
 DISK_MARGIN = 1.3
 
 
@@ -72,16 +96,12 @@ async def run_async(
     and nonce. ``control`` compares the baseline with itself. ``launcher`` replaces the profile's
     runtime; tests hand in theirs. A run that does not finish is kept and marked ``partial``.
     """
-    if experiment not in EXPERIMENTS:
-        raise UsageError(
-            f"there is no experiment {experiment!r}", hint=f"known: {', '.join(EXPERIMENTS)}"
-        )
+    recipe = _recipe(experiment, control=control)
     if resume is not None:
-        folder = _reopen(resume)
-        chosen = profile.from_dict(folder.manifest["profile"], f"profile of {resume}")
+        manifest = _resumable(resume, experiment).manifest
+        chosen = profile.from_dict(manifest["profile"], f"profile of {resume}")
     else:
         chosen = profile.load(profile_name, overrides)
-        folder = None
     if launcher is None and chosen.runtime != "process":
         raise UsageError(
             f"this version starts processes only; profile {chosen.name} asks for runtime "
@@ -93,18 +113,32 @@ async def run_async(
         if launcher is None:
             served = model.ensure(chosen, _models_folder(runs))
             _check_disk(chosen, served, runs)
-        if folder is None:
-            arms = CONTROL_ARMS if control else ARMS
-            folder = RunDir.create(runs, _manifest(experiment, chosen, arms, served, runs))
-        await _measure(chosen, folder, (launcher or _process_launcher)(chosen, folder))
+        _mark_dead(runs)
+        if resume is not None:
+            folder = _reopen(_resumable(resume, experiment))
+        else:
+            manifest = _manifest(experiment, recipe, chosen, served, runs, control=control)
+            folder = RunDir.create(runs, manifest)
+        await _measure(recipe, chosen, folder, (launcher or _process_launcher)(chosen, folder))
     return folder
 
 
-async def _measure(chosen: Profile, folder: RunDir, launch: Launch) -> None:
+def _recipe(experiment: str, *, control: bool) -> Recipe:
+    recipe = RECIPES.get(experiment)
+    if recipe is None:
+        raise UsageError(
+            f"there is no experiment {experiment!r}", hint=f"known: {', '.join(RECIPES)}"
+        )
+    if control and recipe.control is None:
+        raise UsageError(f"{experiment} has no control", hint="leave --control out")
+    return recipe
+
+
+async def _measure(recipe: Recipe, chosen: Profile, folder: RunDir, launch: Launch) -> None:
     arms = tuple(folder.manifest["arms"])
     finished = folder.finished_arms()
-    with _kept(folder), _watched(chosen, folder, arms, finished):
-        await two_round(
+    with _kept(folder), _watched(recipe, chosen, folder, finished):
+        await recipe.workload(
             chosen,
             launch,
             folder.append,
@@ -139,27 +173,43 @@ def _kept(folder: RunDir) -> Iterator[None]:
 
 @contextmanager
 def _watched(
-    chosen: Profile, folder: RunDir, arms: tuple[str, ...], finished: set[tuple[int, str]]
+    recipe: Recipe, chosen: Profile, folder: RunDir, finished: set[tuple[int, str]]
 ) -> Iterator[None]:
-    setup = chosen.experiments.two_round
-    steps = progress.two_round_steps(
-        arms, setup.repeats, setup.warmup_requests, chosen.workload.contexts
-    )
+    steps = recipe.steps(chosen, folder.manifest["arms"], None)
     for _, arm in finished:
-        one = progress.two_round_steps((arm,), 1, setup.warmup_requests, chosen.workload.contexts)
-        steps.subtract(one)
+        steps.subtract(recipe.steps(chosen, [arm], 1))
     with progress.display() as display:
         folder.on_append = progress.Watcher(progress.Forecast(steps), folder.id, display)
         yield
 
 
-def _reopen(path: Path) -> RunDir:
+def _resumable(path: Path, experiment: str) -> RunDir:
+    """The interrupted run at ``path``; RunFolderError when there is nothing of it to continue."""
     folder = RunDir.open(path)
     if folder.manifest.get("status") == "complete":
         raise RunFolderError(
             f"{path} is complete: there is nothing to resume",
             hint="read it with `kvlab report`, or measure anew without --resume",
         )
+    if folder.manifest.get("experiment") != experiment:
+        raise RunFolderError(
+            f"{path} is a run of {folder.manifest.get('experiment')}, not of {experiment}",
+            hint=f"kvlab run {folder.manifest.get('experiment')} --resume {path}",
+        )
+    return folder
+
+
+def _mark_dead(runs: Path) -> None:
+    """Runs that say they are running while this process holds the machine were killed."""
+    for path in runs.glob("*/manifest.json"):
+        with suppress(KvlabError):  # a damaged folder is not ours to mend
+            folder = RunDir.open(path.parent)
+            if folder.manifest.get("status") == "running":
+                folder.update_manifest(status="partial")
+
+
+def _reopen(folder: RunDir) -> RunDir:
+    folder.reopen()
     folder.set_aside_unfinished()
     shutil.rmtree(folder.path / "l2", ignore_errors=True)  # of the arm that was cut short
     clocks = [*folder.manifest.get("clocks", []), rundir.clock_anchor()]
@@ -170,13 +220,15 @@ def _reopen(path: Path) -> RunDir:
 
 def _manifest(
     experiment: str,
+    recipe: Recipe,
     chosen: Profile,
-    arms: tuple[str, ...],
     served: dict[str, Any] | None,
     runs: Path,
+    *,
+    control: bool,
 ) -> dict[str, Any]:
     runs.mkdir(parents=True, exist_ok=True)
-    setup = chosen.experiments.two_round
+    arms = (recipe.control or ()) if control else recipe.arms
     facts = host.facts(runs)
     return {
         "run": rundir.run_id(experiment, chosen.name, chosen.sha256, datetime.now(UTC)),
@@ -185,8 +237,8 @@ def _manifest(
         "profile": chosen.as_dict(),
         "profile_sha256": chosen.sha256,
         "arms": list(arms),
-        "control": arms == CONTROL_ARMS,
-        "order": [[repeat, arm] for repeat, arm in order(arms, setup.repeats)],
+        "control": control,
+        "order": [[repeat, arm] for repeat, arm in recipe.order(chosen, arms)],
         "nonce": chosen.workload.nonce or prompts.new_nonce(),
         "seeds": {"prompts": chosen.workload.seed, "bootstrap": 0},
         "clocks": [rundir.clock_anchor()],
@@ -200,6 +252,7 @@ def _manifest(
         "commands": {
             arm: [plan.shell_command(service) for service in plan.plan(chosen, arm).services]
             for arm in arms
+            if arm in plan.SCENARIOS
         },
     }
 

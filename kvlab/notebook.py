@@ -26,7 +26,7 @@ INJECTED = "injected-parameters"
 PAPERMILL_MARKER = "papermill-error-cell-tag"
 SHOWN_LINES = 20
 """A cell's log keeps this many of its last lines when it is longer than ``LONG_LINES``."""
-LONG_LINES = 60
+LONG_LINES = 200
 LONG_TEXT = 40_000
 KERNEL_ARGUMENTS = ("-m", "ipykernel_launcher", "-f", "{connection_file}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -35,8 +36,19 @@ def _failed(notebook: Notebook, failures: list[dict[str, Any]], name: str, lang:
         text.html("notebook.failed.cell", number=failure["cell"], what=_what(failure, text))
         for failure in failures
     ]
-    body = _export(notebook, results=False, banner=title, lines=lines, text=text)
+    body = _export(_only_failed(notebook), results=False, banner=title, lines=lines, text=text)
     return report.page(body, title=title, lang=lang, genre="notebook")
+
+
+def _only_failed(notebook: Notebook) -> Notebook:
+    """The notebook with the outputs of the failed cells alone: what others say is no result."""
+    kept = copy.deepcopy(notebook)
+    for cell in kept.cells:
+        outputs = cell.get("outputs", [])
+        died = cell.metadata.get(MARK, {}).get("died")
+        if outputs and not died and not any(out.output_type == "error" for out in outputs):
+            cell.outputs = []
+    return kept
 
 
 def _what(failure: dict[str, Any], text: i18n.Text) -> str:

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Protocol
 
 from kvlab.records import Event, Record, RequestRecord, now_ns
-from kvlab.units import duration, ns_to_s
+from kvlab.units import NS_PER_S, duration, ns_to_s
 
 FILE_VARIABLE = "KVLAB_PROGRESS"
 """Names a file that receives the state as JSON, for a parent that watches a notebook's kernel."""
 PRIOR_S = {"launch": 60.0, "request": 0.5, "drain": 1.5, "stop": 4.0}
 """Seconds a step takes before one of its kind was seen; only the first ETA rests on them."""
 LINE_EVERY_S = 10.0
+SAME_LINE_EVERY_S = 60.0
+"""Nothing new is said less often: only to show that the run is alive."""
 
 
 class Forecast:
@@ -62,22 +64,6 @@ class Forecast:
         spent = sum(self.spent_s.values())
         whole = spent + self.remaining_s
         return spent / whole if whole else 1.0
-
-
-def two_round_steps(
-    arms: tuple[str, ...], repeats: int, warmups: int, contexts: int
-) -> Counter[str]:
-    """The steps of a two-round run: launches, requests, drains and stops, by kind and arm."""
-    steps: Counter[str] = Counter()
-    for arm in arms:
-        steps[f"launch:{arm}"] += repeats
-        steps[f"request:{arm}:warmup"] += repeats * warmups
-        steps[f"request:{arm}:fill"] += repeats * contexts
-        steps[f"request:{arm}:measure"] += repeats * contexts
-        steps[f"stop:{arm}"] += repeats
-        if arm == "lmcache":
-            steps[f"drain:{arm}"] += repeats * 3
-    return steps
 
 
 class Watcher:
@@ -156,13 +142,14 @@ def console() -> Iterator[Display]:
 
 def lines(write: Callable[[str], None] | None = None) -> Display:
     """A plain line now and then, for logs and pipes."""
-    last_ns = 0
+    last_ns, last_text = 0, ""
 
     def show(text: str, outlook: Outlook) -> None:
-        nonlocal last_ns
-        if last_ns and now_ns() - last_ns < LINE_EVERY_S * 1e9:
+        nonlocal last_ns, last_text
+        quiet_s = SAME_LINE_EVERY_S if text == last_text else LINE_EVERY_S
+        if last_ns and now_ns() - last_ns < quiet_s * NS_PER_S:
             return
-        last_ns = now_ns()
+        last_ns, last_text = now_ns(), text
         (write or _stderr)(line(text, outlook))
 
     return show

@@ -71,10 +71,25 @@ class RequestRecord:
 
     @property
     def ttft_ns(self) -> int | None:
-        """First token minus last byte sent; None for a request that failed or gave no token."""
+        """First token minus last byte sent; None for a request that failed or has no such time."""
         if self.error or self.first_token_ns is None or self.sent_ns is None:
             return None
-        return self.first_token_ns - self.sent_ns
+        span = self.first_token_ns - self.sent_ns
+        return span if span > 0 else None  # no answer comes before its question
+
+    @property
+    def shift(self) -> int | None:
+        """Prompt tokens that the server counted beyond the plan; None when it did not count."""
+        return None if self.prompt_tokens is None else self.prompt_tokens - self.planned_tokens
+
+    @property
+    def shift_text(self) -> str:
+        """The shift in words: the prefix moves by as many tokens, and with it every chunk."""
+        by = self.shift or 0
+        return (
+            f"planned {self.planned_tokens}, seen {self.prompt_tokens} ({by:+d}):"
+            f" prefix shifted by {abs(by)}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,16 @@
-"""``make reproduce``: every notebook in order, the verdict, and the reports."""
+"""``make reproduce``: every notebook in order, the verdicts, and the reports."""
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
+import shutil
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +18,32 @@ from kvlab import notebook, profile, progress
 from kvlab.errors import NotebookFailed
 from kvlab.rundir import RunDir
 
-REPORT_NOTEBOOKS = {"tr": "90_report_tr", "zh": "91_report_zh", "en": "92_report_en"}
+MEASURING = {"two-round": "10_two_round"}
+"""The notebook of each experiment, in the order in which they run."""
+REPORTS = {"tr": "90_report_tr", "zh": "91_report_zh", "en": "92_report_en"}
 WATCH_S = 1.0
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a reproduction came to: the verdict, the run folder and the pages."""
+    """What a reproduction came to: the verdict of each experiment, the run folders, the pages."""
 
-    run: Path
-    verdict: dict[str, Any]
+    verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    runs: dict[str, Path] = field(default_factory=dict)
     pages: list[Path] = field(default_factory=list)
 
     @property
     def proven(self) -> bool:
-        return bool(self.verdict["status"] == "proven")
+        return all(verdict["status"] == "proven" for verdict in self.verdicts.values())
 
     def text(self) -> str:
-        """The closing lines: verdict, reasons, run folder, pages."""
-        lines = [f"verdict: {self.verdict['status']}"]
-        lines += [f"  - {reason}" for reason in self.verdict["reasons"]]
-        lines.append(f"run folder: {self.run}")
-        lines += [f"page: {page}" for page in self.pages]
-        return "\n".join(lines)
+        """The closing lines: per experiment the verdict, its reasons and its folder; the pages."""
+        lines = []
+        for name, verdict in self.verdicts.items():
+            lines.append(f"{name}: {verdict['status']}")
+            lines += [f"  - {reason}" for reason in verdict["reasons"]]
+            lines.append(f"  run folder: {self.runs[name]}")
+        return "\n".join([*lines, *(f"page: {page}" for page in self.pages)])
 
 
 def reproduce(
@@ -49,46 +54,50 @@ def reproduce(
     runs: Path = Path("data/runs"),
     reports: Path = Path("reports"),
 ) -> Outcome:
-    """The outcome of preflight, the two-round experiment and its reports on a profile.
+    """The outcome of preflight, every experiment and the reports on a profile.
 
-    Raises NotebookFailed when a notebook did not run to its end; its page is written all the same.
+    Pages go to a folder of their own below ``reports``. Raises NotebookFailed when a notebook did
+    not run to its end; its page is there all the same, with a banner in the place of results.
     """
     chosen = profile.load(profile_name, overrides)
     given = {"profile": str(profile_name), "overrides": dict(overrides or {})}
-    with tempfile.TemporaryDirectory(prefix="kvlab-") as scratch:
-        preflight = _execute("00_preflight", Path(scratch), given)
-        measured = _execute(
-            "10_two_round", Path(scratch), {**given, "runs": str(runs.resolve())}, chosen.title
-        )
-        folder = RunDir.open(_run_of(measured))
-        pages_folder = reports / folder.id
-        pages_folder.mkdir(parents=True, exist_ok=True)
-        kept = [_keep(path, folder) for path in (preflight, measured)]
-        pages = [notebook.to_html(path, pages_folder / f"{path.stem}.html") for path in kept]
-        for language in languages:
-            name = REPORT_NOTEBOOKS[language]
-            done = _execute(name, Path(scratch), {"run": str(folder.path.resolve())})
-            page = pages_folder / f"report-{language}.html"
-            pages.append(notebook.to_html(_keep(done, folder), page, lang=language))
-    folder.seal()
-    summary = folder.read_summary() or {"verdict": {"status": "invalid", "reasons": []}}
-    return Outcome(run=folder.path, verdict=summary["verdict"], pages=pages)
+    folder = reports / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{chosen.name}"
+    folder.mkdir(parents=True)
+    outcome = Outcome()
+    preflight = _execute("00_preflight", folder, given)
+    for experiment, name in MEASURING.items():
+        measured = _execute(name, folder, {**given, "runs": str(runs.resolve())}, chosen.title)
+        run = RunDir.open(_run_of(measured))
+        outcome.runs[experiment] = run.path
+        outcome.verdicts[experiment] = (run.read_summary() or {})["verdict"]
+        outcome.pages.append(notebook.to_html(measured, measured.with_suffix(".html")))
+        _move(measured, run)
+    first = RunDir.open(outcome.runs["two-round"])
+    outcome.pages.insert(0, notebook.to_html(preflight, preflight.with_suffix(".html")))
+    _move(preflight, first)
+    for language in languages:
+        done = _execute(REPORTS[language], folder, {"run": str(first.path.resolve())})
+        page = folder / f"report-{language}.html"
+        outcome.pages.append(notebook.to_html(done, page, lang=language))
+        _move(done, first)
+    for path in outcome.runs.values():
+        RunDir.open(path).seal()
+    return outcome
 
 
 def _execute(
-    name: str, scratch: Path, parameters: Mapping[str, Any], title: str | None = None
+    name: str, folder: Path, parameters: Mapping[str, Any], title: str | None = None
 ) -> Path:
-    """The executed notebook; a measuring one (with a ``title``) shows how far its run is."""
-    print(f"{name}: {title or 'running'}", flush=True)
-    output = scratch / f"{name}.ipynb"
-    with _progress(scratch / "progress.json"):
-        return notebook.execute(notebook.find(name), output, dict(parameters))
+    """The executed notebook in ``folder``; meanwhile it is shown how far its run is."""
+    print(f"{name}: {title}" if title else name, flush=True)
+    with _progress(folder / ".progress.json"):
+        return notebook.execute(notebook.find(name), folder / f"{name}.ipynb", parameters)
 
 
 @contextmanager
 def _progress(path: Path) -> Iterator[None]:
     """Show what the notebook's kernel writes to ``path`` while the block runs."""
-    os.environ[progress.FILE_VARIABLE] = str(path)
+    os.environ[progress.FILE_VARIABLE] = str(path.resolve())
     done = threading.Event()
     watcher = threading.Thread(target=_watch, args=(path, done), daemon=True)
     watcher.start()
@@ -101,31 +110,28 @@ def _progress(path: Path) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def _watch(path: Path, done: threading.Event) -> None:
-    with progress.console() as show:
-        while not done.wait(WATCH_S):
-            state = _read_state(path)
-            if state is not None:
-                show(state["text"], _Told(state["share"], state["remaining_s"]))
-
-
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """A forecast as the kernel told it."""
+    """A forecast as the kernel told it, and time has passed since."""
 
     share: float
     remaining_s: float
 
 
-def _read_state(path: Path) -> dict[str, Any] | None:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError):
-        return None
+def _watch(path: Path, done: threading.Event) -> None:
+    with progress.console() as show:
+        while not done.wait(WATCH_S):
+            try:
+                state = json.loads(path.read_text(encoding="utf-8"))
+                age_s = time.time() - path.stat().st_mtime
+            except (FileNotFoundError, ValueError):
+                continue  # nothing told yet
+            left_s = max(0.0, state["remaining_s"] - age_s)
+            show(state["text"], _Told(state["share"], left_s))
 
 
 def _run_of(executed: Path) -> Path:
-    """The run folder that the two-round notebook names in its outputs."""
+    """The run folder that a measuring notebook recorded."""
     path = notebook.value(executed, "run_folder")
     if path is None:
         raise NotebookFailed(
@@ -134,8 +140,6 @@ def _run_of(executed: Path) -> Path:
     return Path(path)
 
 
-def _keep(executed: Path, folder: RunDir) -> Path:
-    """The executed notebook, copied into the run folder."""
-    kept = folder.notebooks / executed.name
-    kept.write_bytes(executed.read_bytes())
-    return kept
+def _move(executed: Path, run: RunDir) -> None:
+    """Keep an executed notebook with its run."""
+    shutil.move(executed, run.notebooks / executed.name)

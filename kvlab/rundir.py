@@ -13,11 +13,12 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kvlab import records
+from kvlab import records, shapes
 from kvlab.errors import HostBusy, RunFolderError
 from kvlab.records import SCHEMA, Event, RequestRecord, Scrape
 
@@ -33,6 +34,17 @@ UNSEALED = ("SHA256SUMS", "l2", "lock")
 def run_id(experiment: str, profile_name: str, profile_sha256: str, at: datetime) -> str:
     """``<UTC time>-<experiment>-<profile>-<hash>``: unique by second and profile content."""
     return f"{at:%Y%m%dT%H%M%SZ}-{experiment}-{profile_name}-{profile_sha256[:8]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a stream: the row that it holds, or why it holds none."""
+
+    number: int
+    row: dict[str, Any] | None
+    complaint: str | None = None
+    torn: bool = False
+    """It was cut by the death of its writer."""
 
 
 class RunDir:
@@ -84,7 +96,7 @@ class RunDir:
         """The run at ``path``; refuses what is not a run, and runs of a newer schema."""
         path = Path(path)
         try:
-            manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+            manifest = shapes.loads((path / "manifest.json").read_bytes())
         except FileNotFoundError as error:
             raise RunFolderError(
                 f"{path} is not a run folder: it has no manifest.json",
@@ -95,15 +107,24 @@ class RunDir:
                 f"the manifest of {path} cannot be read: {error}",
                 hint="restore it from a copy, or measure again",
             ) from error
-        if not isinstance(manifest, dict) or not isinstance(manifest.get("schema"), int):
+        schema = manifest.get("schema") if isinstance(manifest, dict) else None
+        if type(schema) is not int or schema < 1:
             raise RunFolderError(
                 f"the manifest of {path} states no schema", hint="is it a kvlab run?"
             )
-        if manifest["schema"] > SCHEMA:
+        if schema > SCHEMA:
             raise RunFolderError(
-                f"{path} was written by a newer kvlab (schema {manifest['schema']}, "
+                f"{path} was written by a newer kvlab (schema {schema}, "
                 f"this one reads up to {SCHEMA})",
                 hint="update kvlab: pip install --upgrade kvlab",
+            )
+        complaint = shapes.manifest_complaint(manifest)
+        if complaint is None and "run" not in manifest:
+            complaint = "it names no run"
+        if complaint:
+            raise RunFolderError(
+                f"the manifest of {path} is not whole: {complaint}",
+                hint="restore manifest.json from a copy, or measure again",
             )
         return cls(path, manifest)
 
@@ -115,7 +136,8 @@ class RunDir:
             if kind not in self._whole:
                 _end_cut_line(path)
                 self._whole.add(kind)
-            with path.open("a", encoding="utf-8", newline="\n") as stream:
+            # A server may say half a character; it must not end the run.
+            with path.open("a", encoding="utf-8", errors="replace", newline="\n") as stream:
                 stream.write(_line(records.to_json(record)))
         except OSError as error:
             raise HostBusy(
@@ -138,30 +160,32 @@ class RunDir:
         return [records.from_json(Event, row) for row in self._rows(Event)]
 
     def _rows(self, kind: type) -> Iterator[dict[str, Any]]:
+        for line in self.lines(kind):
+            if line.row is not None:
+                yield line.row
+            elif not line.torn:
+                raise RunFolderError(
+                    f"{self.path / STREAMS[kind]}, line {line.number}: {line.complaint}",
+                    hint="restore the file from a copy; `kvlab verify` shows what differs",
+                )
+
+    def lines(self, kind: type) -> Iterator[Line]:
+        """Every line that is not empty, with the row that it holds or what is wrong with it."""
         path = self.path / STREAMS[kind]
         try:
-            lines = path.read_bytes().split(b"\n")
+            pieces = path.read_bytes().split(b"\n")
         except FileNotFoundError:
             return
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise ValueError("not a JSON object")
-            except ValueError as error:
-                if number == len(lines) or self._cut_by_a_kill(lines, number):
-                    continue  # the process died while writing its last line
-                raise RunFolderError(
-                    f"{path}, line {number}: {error}",
-                    hint="restore the file from a copy; `kvlab verify` shows what differs",
-                ) from error
-            yield row
-
-    def _cut_by_a_kill(self, lines: list[bytes], number: int) -> bool:
-        """A torn line that a resumed run closed is marked by the empty line after it."""
-        return number < len(lines) and lines[number] == b"" and number + 1 < len(lines)
+        except OSError as error:
+            raise RunFolderError(
+                f"{path} cannot be read: {error.strerror}", hint="check its permissions"
+            ) from error
+        for number, piece in enumerate(pieces, start=1):
+            if piece.strip():
+                # The last line without an end, or one that was closed later by an empty line.
+                closed = number + 1 < len(pieces) and pieces[number] == b""
+                torn = closed or number == len(pieces)
+                yield _read_line(kind, number, piece, torn=torn)
 
     def finished_arms(self) -> set[tuple[int, str]]:
         """The (repeat, scenario) pairs that ran to their end."""
@@ -188,11 +212,17 @@ class RunDir:
             if aside:
                 folder = self.path / "aside"
                 folder.mkdir(exist_ok=True)
-                with (folder / name).open("a", encoding="utf-8") as stream:
+                with (folder / name).open("a", encoding="utf-8", errors="replace") as stream:
                     stream.writelines(map(_line, aside))
-                _replace(self.path / name, "".join(map(_line, keep)))
                 moved += len(aside)
+            if aside or any(line.row is None for line in self.lines(kind)):
+                _replace(self.path / name, "".join(map(_line, keep)))
         return moved
+
+    def reopen(self) -> None:
+        """Take away what was derived from the run when it ended before: it goes on now."""
+        for name in ("SHA256SUMS", "summary.json"):
+            (self.path / name).unlink(missing_ok=True)
 
     def write_manifest(self) -> None:
         """Replace manifest.json as a whole: a reader sees the old one or the new one."""
@@ -210,15 +240,17 @@ class RunDir:
     def read_summary(self) -> dict[str, Any] | None:
         """What summary.json holds; None when the run was not summarised yet."""
         try:
-            loaded = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+            loaded = shapes.loads((self.path / "summary.json").read_bytes())
+            if not isinstance(loaded, dict):
+                raise ValueError("it is not a JSON object")
         except FileNotFoundError:
             return None
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise RunFolderError(
                 f"{self.path / 'summary.json'} is damaged: {error}",
-                hint="`kvlab report` rebuilds it from the records",
+                hint="`kvlab report` needs only the records",
             ) from error
-        return dict(loaded)
+        return loaded
 
     def seal(self) -> None:
         """Write SHA256SUMS over every file of the run."""
@@ -236,7 +268,12 @@ class RunDir:
             and not path.is_symlink()
             and path.relative_to(self.path).parts[0] not in UNSEALED
         )
-        return {name: sha256_file(self.path / name) for name in names}
+        try:
+            return {name: sha256_file(self.path / name) for name in names}
+        except OSError as error:
+            raise RunFolderError(
+                f"{error.filename} cannot be read: {error.strerror}", hint="check its permissions"
+            ) from error
 
     def sealed_checksums(self) -> dict[str, str] | None:
         """What SHA256SUMS states; None when the run was never sealed."""
@@ -244,8 +281,23 @@ class RunDir:
             text = (self.path / "SHA256SUMS").read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
+        except (OSError, ValueError) as error:
+            raise RunFolderError(
+                f"{self.path / 'SHA256SUMS'} is damaged: {error}",
+                hint="restore it from a copy",
+            ) from error
         pairs = (line.split("  ", 1) for line in text.splitlines() if "  " in line)
         return {name: digest for digest, name in pairs}
+
+
+def _read_line(kind: type, number: int, text: bytes, *, torn: bool) -> Line:
+    try:
+        row = shapes.loads(text)
+    except ValueError as error:
+        why = "is not JSON" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else ""
+        return Line(number, None, why or str(error), torn)
+    complaint = shapes.record_complaint(kind, row)
+    return Line(number, None, complaint) if complaint else Line(number, row)
 
 
 def sha256_file(path: Path) -> str:
@@ -286,7 +338,12 @@ def _end_cut_line(path: Path) -> None:
 def _replace(path: Path, text: str) -> None:
     try:
         with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+            "w",
+            encoding="utf-8",
+            errors="replace",
+            dir=path.parent,
+            prefix=f".{path.name}.",
+            delete=False,
         ) as stream:
             stream.write(text)
             stream.flush()

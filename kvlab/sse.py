@@ -7,13 +7,14 @@ when they arrive and hands the stamp in, so nothing here can delay a stamp.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 _BOM = b"\xef\xbb\xbf"
 _DETAIL_CHARS = 300
+_LARGEST = 1 << 53
+"""A count or a log-probability beyond this is no answer but junk, and unknown."""
 
 _KINDS = {
     "text": "text",
@@ -255,11 +256,11 @@ def _storable(token: str) -> str:
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and abs(value) < _LARGEST
 
 
 def _count(value: Any) -> int | None:
-    ok = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    ok = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST
     return value if ok else None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections import Counter
@@ -88,44 +87,11 @@ def _profile(run: RunDir) -> Iterator[Difference]:
 def _lines(run: RunDir) -> Iterator[Difference]:
     """Lines that hold no record."""
     for kind, name in STREAMS.items():
-        path = run.path / name
-        if not path.exists():
-            if _complete(run):
-                yield Difference(name, "is missing")
-            continue
-        lines = path.read_bytes().split(b"\n")
-        for number, line in enumerate(lines, start=1):
-            complaint = _complaint(kind, line) if line.strip() else None
-            if complaint and not (_torn(lines, number) and not _complete(run)):
-                yield Difference(f"{name}, line {number}", complaint)
-
-
-def _torn(lines: Sequence[bytes], number: int) -> bool:
-    """Whether a line was cut by the death of its writer: the last one, or one closed later on."""
-    return number == len(lines) or lines[number : number + 1] == [b""]
-
-
-def _complaint(kind: type, line: bytes) -> str | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return "is not JSON"
-    if not isinstance(row, dict):
-        return "is not a JSON object"
-    required = [
-        field.name
-        for field in dataclasses.fields(kind)
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
-    missing = [name for name in required if name not in row]
-    if missing:
-        return f"lacks {', '.join(missing)}"
-    wrong = [
-        name
-        for name, value in row.items()
-        if name.endswith("_ns") and value is not None and type(value) is not int
-    ]
-    return f"{', '.join(wrong)} is not a whole number" if wrong else None
+        if _complete(run) and not (run.path / name).exists():
+            yield Difference(name, "is missing")
+        for line in run.lines(kind):
+            if line.complaint and (_complete(run) or not line.torn):
+                yield Difference(f"{name}, line {line.number}", line.complaint)
 
 
 def _records(run: RunDir) -> Iterator[Difference]:

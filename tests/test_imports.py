@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "kvlab"
 SHARED = {
     *("errors", "units", "records", "rundir", "profile", "counters", "disk", "host"),
-    *("environment", "model", "progress"),
+    *("environment", "model", "progress", "shapes"),
 }
 MEASURING = {"client", "sse", "prompts", "stack", "workloads", "experiment", "preflight"}
 ENGINE = {"engine"}

@@ -125,6 +125,7 @@ def test_a_report_that_failed_shows_no_number(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         "from kvlab import report\nreport.show(run, lang='tr')",
+        "print('speedup: 7.02×')",
         "raise RuntimeError('<b>broke</b>')",
         first="run = ''\nlang = 'tr'",
     )

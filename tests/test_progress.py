@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvlab import progress
+from kvlab import profile, progress
 from kvlab.records import Event, RequestRecord
+from kvlab.workloads import two_round
 
 
 def test_a_forecast_learns_from_what_it_saw() -> None:
@@ -38,7 +39,7 @@ def test_an_empty_plan_is_done() -> None:
 
 
 def test_steps_of_a_two_round_run() -> None:
-    steps = progress.two_round_steps(("baseline", "lmcache"), 3, 2, 16)
+    steps = two_round.steps(profile.load("embedded"), ("baseline", "lmcache"))
     assert steps["launch:baseline"] == 3
     assert steps["request:lmcache:measure"] == 48
     assert steps["drain:baseline"] == 0
@@ -47,7 +48,7 @@ def test_steps_of_a_two_round_run() -> None:
 
 def test_a_watcher_counts_records_and_tells_where_the_run_is() -> None:
     shown: list[str] = []
-    forecast = progress.Forecast(progress.two_round_steps(("baseline",), 1, 1, 1))
+    forecast = progress.Forecast(two_round.steps(profile.load("smoke"), ("baseline",)))
     watcher = progress.Watcher(forecast, "run", lambda text, outlook: shown.append(text))
     record = RequestRecord(
         scenario="baseline",

@@ -50,6 +50,8 @@ class Text:
         self.tag = TAGS[lang]
         self.gap = "" if lang == "zh" else " "
         """What stands between two sentences."""
+        self.stop = "\u3002" if lang == "zh" else "."
+        """What ends a sentence."""
         self._locale = Locale.parse(LOCALES[lang])
         self._sentences = catalogue(lang)
 

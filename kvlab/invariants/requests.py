@@ -33,13 +33,19 @@ def requests_complete(facts: Facts) -> Invariant:
             bad.append(f"{account.place}: {sent} of {plan.contexts} requests")
         if done != sent:
             reasons = ", ".join(failures(account.requests))
-            bad.append(f"{account.place}: {sent - done} of {sent} failed ({reasons})")
+            first = next(r for r in account.requests if r.error is not None)
+            bad.append(
+                f"{account.place}: {sent - done} of {sent} failed ({reasons}),"
+                f" first at request {first.index}"
+            )
+        timeless = [r for r in account.completed if r.ttft_ns is None]
+        if timeless:
+            bad.append(f"{account.place}: request {timeless[0].index} has no time to first token")
         short = [r for r in account.completed if r.completion_tokens != r.asked_tokens]
         if short:
-            first = short[0]
             bad.append(
-                f"{account.place}: request {first.index} gave {first.completion_tokens} tokens"
-                f" of {first.asked_tokens}"
+                f"{account.place}: request {short[0].index} gave {short[0].completion_tokens}"
+                f" tokens of {short[0].asked_tokens}"
             )
     total = sum(len(account.completed) for account in facts.accounts)
     return weigh("requests-complete", f"{total} of {total} requests completed", bad, [])
@@ -57,17 +63,10 @@ def prompt_length(facts: Facts) -> Invariant:
     for account in facts.accounts:
         if any(r.prompt_tokens is None for r in account.completed):
             unknown.append(f"{account.place}: the server did not count the prompt's tokens")
-        shifts = [
-            (r, r.prompt_tokens - r.planned_tokens)
-            for r in account.completed
-            if r.prompt_tokens is not None and r.prompt_tokens != r.planned_tokens
-        ]
-        if shifts:
-            record, by = shifts[0]
+        shifted = [r for r in account.completed if r.shift]
+        if shifted:
             bad.append(
-                f"{account.place}: {len(shifts)} requests differ, first planned"
-                f" {record.planned_tokens}, seen {record.prompt_tokens} ({by:+d}):"
-                f" prefix shifted by {abs(by)}"
+                f"{account.place}: {len(shifted)} requests differ, first {shifted[0].shift_text}"
             )
     return weigh("prompt-length", "every prompt has its planned length", bad, unknown)
 

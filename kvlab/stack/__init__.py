@@ -6,11 +6,12 @@ all provide them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from kvlab.profile import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,5 +68,25 @@ class Deployment(Protocol):
         ...
 
 
-Launch = Callable[[str, int], AbstractAsyncContextManager[Deployment]]
-"""``launch(scenario, repeat)``: fresh servers, stopped again when the context ends."""
+class Launch(Protocol):
+    """Starts a scenario's servers, fresh; they are stopped again when the context ends."""
+
+    def __call__(
+        self,
+        scenario: str,
+        repeat: int,
+        *,
+        variant: Profile | None = None,
+        label: str | None = None,
+        l2_path: Path | None = None,
+        keep_l2: bool = False,
+        hard_stop: bool = False,
+    ) -> AbstractAsyncContextManager[Deployment]:
+        """The servers of ``scenario`` (see ``stack.plan``), ready to be asked.
+
+        ``variant`` is another profile for this launch only. ``label`` is the name under which
+        everything is recorded, the scenario's own unless given. ``l2_path`` is an L2 folder that
+        may hold records; without it L2 starts empty, and goes with the launch unless ``keep_l2``.
+        ``hard_stop`` ends the servers by SIGKILL.
+        """
+        ...

@@ -43,11 +43,12 @@ class ProcessDeployment:
         *,
         repeat: int,
         run: RunDir,
+        label: str | None = None,
         l2_path: Path | None = None,
     ):
         self.profile = profile
         self.steps = steps
-        self.scenario = steps.scenario
+        self.scenario = label or steps.scenario
         self.repeat = repeat
         self.model = profile.model.served_name
         self.l2_path = l2_path
@@ -58,7 +59,7 @@ class ProcessDeployment:
         self._run = run
         self._web = httpx.AsyncClient(trust_env=False)
         self.servers = [
-            Server(service, run.id, run.logs / f"{repeat}-{steps.scenario}-{service.name}.log")
+            Server(service, run.id, run.logs / f"{repeat}-{self.scenario}-{service.name}.log")
             for service in steps.services
         ]
 
@@ -218,7 +219,7 @@ class ProcessDeployment:
                 future.cancel()
             await asyncio.gather(task, *exits, return_exceptions=True)
 
-    async def _registered(self, before: Any) -> tuple[list[int], int | None]:
+    async def _registered(self, before: Any) -> tuple[list[ready.Worker], int | None]:
         """The workers that registered with LMCache, and the objects it keeps per chunk."""
         if self.lmcache_url is None:
             return [], None
@@ -336,6 +337,8 @@ async def launch(
     nonce: str = "",
     engine_python: Path | str | None = None,
     plan_for: PlanFor | None = None,
+    variant: Profile | None = None,
+    label: str | None = None,
     l2_path: Path | None = None,
     keep_l2: bool = False,
     probe: bool = True,
@@ -346,9 +349,11 @@ async def launch(
     ``l2_path`` is an L2 folder that may hold records, for a start on an earlier launch's cache;
     otherwise it is the launch's own, empty, and removed at the end unless ``keep_l2``.
     ``hard_stop`` ends the servers by SIGKILL. ``plan_for`` makes another plan than the profile's.
+    ``variant`` and ``label`` are those of ``Launch``.
     """
+    profile = variant or profile
     await asyncio.to_thread(sweep)
-    folder = l2_path or _l2_folder(profile, run, f"{repeat}-{scenario}")
+    folder = l2_path or _l2_folder(profile, run, f"{repeat}-{label or scenario}")
     make = plan_for or partial(_plan, profile, scenario)
     # Only a plan that runs the engine needs to know where it is.
     python = engine_python or ("" if plan_for else environment.engine_python())
@@ -367,7 +372,7 @@ async def launch(
         ports.refuse_taken([int(port) for port in service.ports], host)
     with_l2 = profile.cache.l2 is not None and any(s.role == "lmcache" for s in steps.services)
     l2 = _prepare_l2(folder, fresh=l2_path is None) if with_l2 else None
-    stack = ProcessDeployment(profile, steps, repeat=repeat, run=run, l2_path=l2)
+    stack = ProcessDeployment(profile, steps, repeat=repeat, run=run, label=label, l2_path=l2)
     stack.hard_stop = hard_stop
     try:
         try:

@@ -104,15 +104,24 @@ async def refuse_stranger(web: httpx.AsyncClient, service: Service, profile: Pro
         )
 
 
-def worker_ids(status: Any) -> set[int]:
+Worker = int | str
+"""The id of a worker: LMCache's are numbers; another version's may be names."""
+
+
+def worker_ids(status: Any) -> set[Worker]:
     """The ids of registered workers in LMCache's /status, under any of its names."""
     if not isinstance(status, Mapping):
         return set()
-    ids: set[int] = set()
+    ids: set[Worker] = set()
     for key, value in status.items():
         if _IDS.fullmatch(key) and isinstance(value, list):
-            ids.update(int(entry) for entry in value)
-    return ids or {int(key) for key in _meta(status)}
+            ids.update(map(_id, value))
+    return ids or set(map(_id, _meta(status)))
+
+
+def _id(entry: Any) -> Worker:
+    text = str(entry)
+    return int(text) if text.isdecimal() else text
 
 
 def _meta(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,19 +134,19 @@ def _meta(status: Mapping[str, Any]) -> dict[str, Any]:
 
 def new_workers(
     before: Any, after: Any, model: str | None = None, *, instances: int = 1
-) -> list[int]:
+) -> list[Worker]:
     """The ids that are registered now and were not before, every one with the right model.
 
     Raises StackNotReady when there are fewer than the vLLM instances with their world size ask
     for. A dead worker stays listed for minutes, so an id alone proves nothing.
     """
     listed = worker_ids(after)
-    new = sorted(listed - worker_ids(before))
+    new = sorted(listed - worker_ids(before), key=str)
     hint = "see vLLM's log for lines of LMCache; is the connector given, and its address right?"
     if not listed:
         raise StackNotReady("no worker is registered with LMCache", hint=hint)
     if not new:
-        stale = ", ".join(map(str, sorted(listed)))
+        stale = ", ".join(sorted(map(str, listed)))
         raise StackNotReady(
             f"no new worker is registered with LMCache, only stale id {stale}", hint=hint
         )
@@ -145,12 +154,13 @@ def new_workers(
     known = [meta[str(worker)] for worker in new if isinstance(meta.get(str(worker)), dict)]
     for entry in known:
         name = entry.get("model_name")
-        if model and name and PurePosixPath(name).name != PurePosixPath(model).name:
+        if model and name and PurePosixPath(str(name)).name != PurePosixPath(model).name:
             raise StackNotReady(
                 f"the new worker registered the model {name}, not {model}",
                 hint="does another vLLM use this LMCache server? stop it",
             )
-    world = max((int(entry.get("world_size") or 1) for entry in known), default=1)
+    sizes = [entry.get("world_size") for entry in known]
+    world = max((size for size in sizes if isinstance(size, int)), default=1)
     expected = instances * world
     if len(new) < expected:
         raise StackNotReady(
@@ -159,7 +169,7 @@ def new_workers(
     return new
 
 
-def object_groups(status: Any, workers: Collection[int]) -> int:
+def object_groups(status: Any, workers: Collection[Worker]) -> int:
     """How many objects LMCache keeps per chunk for these workers; 1 when it does not say."""
     groups = {0}
     for worker in workers:
@@ -172,7 +182,7 @@ def object_groups(status: Any, workers: Collection[int]) -> int:
 
 async def registered(
     web: httpx.AsyncClient, url: str, before: Any, model: str, *, instances: int = 1
-) -> tuple[list[int], Any]:
+) -> tuple[list[Worker], Any]:
     """The new workers' ids and LMCache's status, once they are registered."""
     end = asyncio.get_running_loop().time() + REGISTER_S
     while True:
@@ -295,6 +305,11 @@ class Probe:
             raise StackNotReady(
                 f"the probe of {len(self.question.token_ids)} tokens failed: {reply.error}",
                 hint="see vLLM's log in the run folder",
+            )
+        if reply.shift:
+            raise StackNotReady(
+                f"vLLM counts another number of tokens in the probe: {reply.shift_text}",
+                hint="does something between kvlab and the engine add or cut tokens?",
             )
         return reply
 

@@ -7,6 +7,7 @@ round against its first is the gain that has nothing to do with LMCache.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
@@ -23,6 +24,22 @@ ROUNDS = ("fill", "measure")
 COLD_FACTOR = 3
 """A request may take this many times the slowest warm-up before it counts as hung."""
 LEAST_DEADLINE_S = 15.0
+
+
+def steps(profile: Profile, arms: Sequence[str], repeats: int | None = None) -> Counter[str]:
+    """What ``progress`` counts: launches, requests, drains and stops, by kind and arm."""
+    setup, contexts = profile.experiments.two_round, profile.workload.contexts
+    repeats = setup.repeats if repeats is None else repeats
+    count: Counter[str] = Counter()
+    for arm in arms:
+        count[f"launch:{arm}"] += repeats
+        count[f"request:{arm}:warmup"] += repeats * setup.warmup_requests
+        count[f"request:{arm}:fill"] += repeats * contexts
+        count[f"request:{arm}:measure"] += repeats * contexts
+        count[f"stop:{arm}"] += repeats
+        if arm == "lmcache":
+            count[f"drain:{arm}"] += repeats * 3
+    return count
 
 
 def order(arms: Sequence[str], repeats: int) -> list[tuple[int, str]]:
@@ -46,7 +63,8 @@ async def two_round(
     """Every missing arm of every repeat, on freshly started servers.
 
     ``done`` holds the (repeat, scenario) pairs that an earlier, interrupted run completed.
-    Raises MeasurementError when a round exceeds its deadline; a failed request does not stop it.
+    Raises MeasurementError when a round exceeds its deadline, or when the server counts another
+    number of prompt tokens than were sent; a failed request does not stop it.
     """
     for repeat, scenario in order(arms, profile.experiments.two_round.repeats):
         if (repeat, scenario) in done:
@@ -103,6 +121,9 @@ class Arm:
         ]
         try:
             await asyncio.gather(*slots)
+        except BaseException:
+            self._state(round_name)  # who died, and how: the servers are stopped next
+            raise
         finally:
             for slot in slots:
                 slot.cancel()
@@ -143,6 +164,12 @@ class Arm:
             deadline_s=self.deadline_s,
         )
         self.record(reply)
+        if reply.shift and reply.error is None:
+            raise MeasurementError(
+                f"{reply.scenario}, repeat {reply.repeat}, {round_name}, request {index}: the "
+                f"server counts another number of prompt tokens: {reply.shift_text}",
+                hint="does something between kvlab and the engine add or cut tokens?",
+            )
         return reply
 
     async def _drain(self, round_name: str) -> None:
