@@ -21,6 +21,10 @@ FIRST_EVENT_MAX = 0.05
 """First event and first token may differ by this share before it is said."""
 SENDER_SHARE_MAX = 0.01
 """The sender's own delay may be this share of the TTFT before it is said."""
+SLOW_SEND = 0.05
+"""Handing a request to the socket may take this share of its TTFT …"""
+SLOW_SENDS_MAX = 0.1
+"""… in fewer than this share of the requests."""
 BUFFERED_TOKENS = 8
 BUFFERED_MS = 0.2
 """No engine makes so many tokens at less than this distance: something held them back."""
@@ -37,7 +41,9 @@ def check(
         bound_exceeded(speedup, bound),
         ties(facts),
         sender_delay(facts),
+        slow_send(facts),
         first_event(facts),
+        first_byte(facts),
         buffered(facts),
         odd_files(facts),
         never_stored(facts),
@@ -125,6 +131,24 @@ def sender_delay(facts: Facts) -> Iterator[Caution]:
         )
 
 
+def slow_send(facts: Facts) -> Iterator[Caution]:
+    """Requests during whose sending the processor was taken away: it is part of their TTFT."""
+    shares = [
+        (r.written_ns - r.sent_ns) / r.ttft_ns
+        for r in _measured(facts)
+        if r.written_ns is not None and r.sent_ns is not None and r.ttft_ns
+    ]
+    slow = sum(share > SLOW_SEND for share in shares)
+    if slow and slow >= SLOW_SENDS_MAX * len(shares):
+        yield _caution(
+            "slow-send",
+            f"handing {slow} of {len(shares)} requests to the socket took more than 5 % of their"
+            " TTFT: the machine was busy",
+            requests=slow,
+            total=len(shares),
+        )
+
+
 def first_event(facts: Facts) -> Iterator[Caution]:
     """Streams whose first event came well before their first token."""
     differing = [
@@ -138,6 +162,23 @@ def first_event(facts: Facts) -> Iterator[Caution]:
             "first-event-differs",
             f"in {len(differing)} answers the first event came more than 5 % before the first"
             " token; TTFT is that of the token",
+            requests=len(differing),
+        )
+
+
+def first_byte(facts: Facts) -> Iterator[Caution]:
+    """Streams that began well before their first event, as those with keep-alives do."""
+    differing = [
+        r
+        for r in _measured(facts)
+        if r.ttft_ns and r.first_byte_ns is not None and r.first_event_ns is not None
+        if r.first_event_ns - r.first_byte_ns > FIRST_EVENT_MAX * r.ttft_ns
+    ]
+    if differing:
+        yield _caution(
+            "first-byte-differs",
+            f"in {len(differing)} answers the first byte came more than 5 % before the first"
+            " event, as keep-alives do; TTFT is that of the token",
             requests=len(differing),
         )
 

@@ -1,6 +1,6 @@
 """A profile: everything that a run needs, in one YAML file, checked whole before anything starts.
 
-This is the only reader of YAML. A key that does not exist is refused with the nearest one that does.
+This is the only reader of profiles. An unknown key is refused with the nearest known one.
 """
 
 from __future__ import annotations

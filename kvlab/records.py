@@ -94,7 +94,7 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scrape:
-    """One reading of one server's counters. ``samples`` holds each series summed over its labels."""
+    """One reading of one server's counters, each series summed over its labels."""
 
     scenario: str
     repeat: int

@@ -1,6 +1,7 @@
-"""The run folder: where the measuring half writes and the reading half reads. Nothing else is shared.
+"""The run folder: the measuring half writes it, the reading half reads it; nothing else is shared.
 
-    manifest.json  requests.jsonl  counters.jsonl  events.jsonl  logs/  notebooks/  summary.json  SHA256SUMS
+    manifest.json  requests.jsonl  counters.jsonl  events.jsonl
+    logs/  notebooks/  summary.json  SHA256SUMS
 
 Every record is written and flushed as it happens, so a run that dies keeps all it measured.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -295,12 +296,21 @@ def evictions(accounts: Sequence[Account], plan: Plan) -> dict[str, Any]:
 
 
 def requests(accounts: Sequence[Account], arm: str) -> dict[str, Any]:
-    """How many requests of the two rounds were sent, completed and failed, and why."""
+    """How many requests of the two rounds were sent, completed and failed, and why.
+
+    Beside it the prompt lengths that were planned and that the server saw, and the fields that
+    carried the first tokens, each with its number of answers.
+    """
     every = [record for a in accounts if a.scenario == arm for record in a.requests]
+    done = [record for record in every if record.error is None]
+    fields = Counter(record.first_token_kind for record in done if record.first_token_kind)
     return {
+        "planned_tokens": sorted({record.planned_tokens for record in every}),
+        "prompt_tokens": sorted({r.prompt_tokens for r in done if r.prompt_tokens is not None}),
+        "first_token_fields": dict(sorted(fields.items())),
         "sent": len(every),
-        "completed": sum(record.error is None for record in every),
-        "failed": sum(record.error is not None for record in every),
+        "completed": len(done),
+        "failed": len(every) - len(done),
         "reasons": conditions.failures(every),
     }
 

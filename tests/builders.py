@@ -250,6 +250,7 @@ class _Story:
             asked_tokens=self.work.output_tokens,
             queued_ns=sent - 50_000,
             sent_ns=sent,
+            written_ns=sent + 30_000,
             headers_ns=sent + 500_000,
             first_byte_ns=first - 20_000,
             first_event_ns=first,

@@ -89,6 +89,36 @@ def test_no_times_no_sender_delay(tmp_path: Path) -> None:
     assert "sender-delay" not in said(tmp_path, on_request(replace(sent_ns=None)))
 
 
+def _sent_for(ms: float) -> Any:
+    return lambda r: dataclasses.replace(r, written_ns=r.sent_ns + int(ms * MS))
+
+
+def test_a_machine_too_busy_to_send(tmp_path: Path) -> None:
+    """Two of six contexts, in one round of four: one request in twelve is not enough."""
+    slow = _sent_for(40)  # of 700 ms
+    one = on_request(slow, scenario="baseline", round="fill", index=0)
+    assert "slow-send" not in said(tmp_path / "a", one)
+    every = both(one, on_request(slow, scenario="baseline", round="measure", index=0))
+    more = both(every, on_request(slow, scenario="baseline", round="measure", index=1))
+    found = said(tmp_path / "b", more)["slow-send"]
+    assert found["values"] == {"requests": 9, "total": 72}
+    assert "the machine was busy" in found["text"]
+    assert said(tmp_path / "c", on_request(_sent_for(3))) == {}
+    assert said(tmp_path / "d", on_request(replace(written_ns=None))) == {}
+
+
+def test_a_first_byte_long_before_the_first_event(tmp_path: Path) -> None:
+    early = on_request(
+        lambda r: dataclasses.replace(r, first_byte_ns=r.first_event_ns - 40 * MS),
+        scenario="baseline",
+        round="measure",
+        index=2,
+    )
+    found = said(tmp_path, early)
+    assert list(found) == ["first-byte-differs"]
+    assert found["first-byte-differs"]["values"] == {"requests": 3}
+
+
 def test_a_first_event_that_is_no_token(tmp_path: Path) -> None:
     role = on_request(
         lambda r: dataclasses.replace(r, first_event_ns=r.first_token_ns - 40 * MS),

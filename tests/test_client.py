@@ -12,6 +12,7 @@ import json
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -544,6 +545,30 @@ class TestRequest:
         assert record.error is None
         assert record.sent_ns is not None
         assert record.queued_ns < reading_ns < record.sent_ns
+
+    async def test_a_processor_lost_while_sending_is_inside_ttft(self) -> None:
+        """The answer may be there when the call returns: a later stamp would give a TTFT of 0."""
+        async with (
+            serving(stream(GOOD)) as server,
+            client.connect(server.url, model="m") as sender,
+        ):
+            connection = sender._free.get_nowait()
+            assert connection is not None
+            sender._free.put_nowait(connection)
+            write = connection._transport.write
+
+            def slow(data: bytes) -> None:
+                write(data)
+                time.sleep(0.2)
+
+            connection._transport.write = slow  # type: ignore[method-assign]
+            record = await ask(sender)
+        assert record.error is None
+        assert record.sent_ns is not None
+        assert record.written_ns is not None
+        assert record.written_ns - record.sent_ns > 190_000_000
+        assert record.ttft_ns is not None
+        assert record.ttft_ns > 190_000_000
 
     @pytest.mark.parametrize(("ids", "asked"), [((), 1), ((1,), 0)])
     def test_a_question_needs_content(self, ids: tuple[int, ...], asked: int) -> None:

@@ -109,6 +109,34 @@ def test_a_missing_request(tmp_path: Path) -> None:
     assert "baseline, repeat 3, fill: 5 of 6 requests" in found.detail
 
 
+def test_a_failed_request_is_named(tmp_path: Path) -> None:
+    """P-30: "timeout at request k"."""
+    hung = on_request(
+        replace(error="timeout: not complete within 15 s (no response head)"),
+        scenario="lmcache",
+        repeat=1,
+        round="measure",
+        index=4,
+    )
+    found = check(tmp_path, hung)["requests-complete"]
+    assert found.holds is False
+    assert "measure: 1 of 6 failed (timeout), first at request 4" in found.detail
+
+
+@pytest.mark.parametrize("early_ns", [0, 5_000_000])
+def test_a_token_that_came_with_or_before_its_question(tmp_path: Path, early_ns: int) -> None:
+    """P-03: no 0, and nothing below, is ever a time."""
+    edit = on_request(
+        lambda r: dataclasses.replace(r, first_token_ns=r.sent_ns - early_ns),
+        scenario="lmcache",
+        round="measure",
+    )
+    result = summary.summarise(make_run(tmp_path, edit=edit))
+    assert result["verdict"]["status"] == "invalid"
+    assert "request 0 has no time to first token" in " ".join(result["verdict"]["reasons"])
+    assert "median" not in result["ttft_ms"]["lmcache"]
+
+
 def test_an_answer_of_another_length(tmp_path: Path) -> None:
     short = on_request(replace(completion_tokens=0), scenario="baseline", repeat=1, index=2)
     found = check(tmp_path, short)["requests-complete"]
@@ -137,6 +165,27 @@ def test_a_server_that_does_not_count_the_prompt(tmp_path: Path) -> None:
 def test_a_warm_round_1_by_lmcaches_books(tmp_path: Path) -> None:
     found = check(tmp_path, fault="warm round 1")["round-1-cold"]
     assert "round 1 warm, result invalid: 1,120 hit tokens" in found.detail
+
+
+def test_the_reported_warm_round_1(tmp_path: Path) -> None:
+    """P-10: 8,192 of 81,920 tokens were hits in round 1."""
+
+    def counters(requested: float, hit: float) -> Any:
+        prefix = "lmcache_mp_lookup"
+        values = {
+            f"{prefix}_requested_tokens_total": requested,
+            f"{prefix}_hit_tokens_total": hit,
+            f"{prefix}_hit_l1_tokens_total": hit,
+        }
+        return lambda scrape: dataclasses.replace(scrape, samples={**scrape.samples, **values})
+
+    edit = both(
+        on_scrape(counters(0, 0), source="lmcache", boundary="fill:start"),
+        on_scrape(counters(81_920, 8_192), source="lmcache", boundary="fill:end"),
+    )
+    found = check(tmp_path, edit, repeats=1)["round-1-cold"]
+    assert found.holds is False
+    assert "round 1 warm, result invalid: 8,192 hit tokens" in found.detail
 
 
 def test_a_warm_round_1_by_vllms_books(tmp_path: Path) -> None:
@@ -209,6 +258,32 @@ def test_a_gain_that_is_not_lmcaches(tmp_path: Path) -> None:
     assert "gain not from LMCache" in found["external-share"].detail
     assert found["local-share"].holds is False
     assert found["conservation"].holds is True
+
+
+def test_the_reported_gain_that_is_not_lmcaches(tmp_path: Path) -> None:
+    """P-09: 10 x 15,444 tokens, all of them vLLM's own hits."""
+
+    def counters(local: float, external: float) -> Any:
+        names = ("prefix_cache_hits", "external_prefix_cache_hits")
+        values = dict(zip((f"vllm:{name}_total" for name in names), (local, external), strict=True))
+        return lambda scrape: dataclasses.replace(scrape, samples={**scrape.samples, **values})
+
+    place = {"source": "vllm", "scenario": "lmcache"}
+    found = check(
+        tmp_path,
+        both(
+            on_scrape(counters(1000, 0), boundary="measure:start", **place),
+            on_scrape(counters(155_400, 30), boundary="measure:end", **place),
+        ),
+        contexts=10,
+        repeats=1,
+        context_tokens=15_444,
+        overrides={"engine.max_model_len": 16_384},
+    )
+    assert found["external-share"].holds is False
+    assert "gain not from LMCache: external hits 30 of" in found["external-share"].detail
+    assert "local hits 154,400" in found["external-share"].detail
+    assert found["local-share"].holds is False
 
 
 def test_some_misses_are_allowed(tmp_path: Path) -> None:

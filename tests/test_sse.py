@@ -220,7 +220,7 @@ class TestFirstTokenIdentity:
     def test_text_alone_names_no_token(self) -> None:
         assert answer((1.0, choice(text="A"))).token is None
 
-    @pytest.mark.parametrize("value", [None, "x", float("nan"), float("-inf")])
+    @pytest.mark.parametrize("value", [None, "x", float("nan"), float("-inf"), 10**400, -(10**20)])
     def test_a_logprob_that_is_no_number_is_left_out(self, value: Any) -> None:
         logprobs = {"tokens": ["a"], "top_logprobs": [{"a": value, "b": -2.0}]}
         assert answer((1.0, choice(text="a", logprobs=logprobs))).top_logprobs == {"b": -2.0}
@@ -269,7 +269,7 @@ class TestUsage:
         got = answer((1.0, {"usage": first}), (1.1, {"usage": {"completion_tokens": 2}}))
         assert (got.prompt_tokens, got.completion_tokens) == (5, 2)
 
-    @pytest.mark.parametrize("count", [True, -1, 1.5, "4"])
+    @pytest.mark.parametrize("count", [True, -1, 1.5, "4", 10**400])
     def test_a_count_that_is_none_is_unknown(self, count: Any) -> None:
         assert answer((1.0, {"usage": {"prompt_tokens": count}})).prompt_tokens is None
 

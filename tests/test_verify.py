@@ -137,6 +137,20 @@ def test_stamps_out_of_order(tmp_path: Path) -> None:
     ]
 
 
+def test_a_call_that_returned_before_it_began(tmp_path: Path) -> None:
+    odd = on_request(
+        lambda r: dataclasses.replace(r, written_ns=r.sent_ns - 1),
+        scenario="baseline",
+        round="fill",
+        index=2,
+    )
+    assert found(concluded(tmp_path / "a", edit=odd)) == [
+        "requests.jsonl: baseline, repeat 1, fill, request 2: written_ns is before sent_ns"
+    ]
+    late = on_request(lambda r: dataclasses.replace(r, written_ns=r.first_token_ns + 1))
+    assert found(concluded(tmp_path / "b", edit=late)) == []
+
+
 def test_a_refused_request_may_end_before_it_was_sent(tmp_path: Path) -> None:
     refused = on_request(replace(error="http 400", sent_ns=10**15), index=2, round="fill")
     assert found(concluded(tmp_path, edit=refused)) == []

@@ -12,7 +12,7 @@ from pathlib import Path
 RECORD_NAME = re.compile(
     r"(?P<model>.+)@(?P<rank>0x[0-9a-f]+)@(?P<group>\d+)@(?P<hash>[0-9a-f]+)\.data", re.IGNORECASE
 )
-"""LMCache's ``fs`` adapter: ``<model, / as -SEP->@0x<kv rank>@<object group>@<chunk hash>.data``."""
+"""What LMCache's ``fs`` adapter writes: model (/ as -SEP-), kv rank, object group, chunk hash."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The A/B on the real vLLM and the real LMCache: proven with our connector, caught with the stock one.
+"""The A/B on the real vLLM and LMCache: proven with our connector, caught with the stock one.
 
 Each test starts servers; together they take some minutes. No time is asserted anywhere.
 """
@@ -6,7 +6,6 @@ Each test starts servers; together they take some minutes. No time is asserted a
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -74,7 +73,7 @@ def test_with_our_connector_the_gain_is_proven_from_both_tiers(tmp_path: Path) -
     (folder,) = tmp_path.iterdir()
     assert not verify.verify(RunDir.open(folder))
     assert not ours()
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith("lmcache")]
+    assert not list(Path("/dev/shm").glob("lmcache*"))
 
 
 def test_with_the_stock_connector_it_is_fast_but_wrong(tmp_path: Path) -> None:

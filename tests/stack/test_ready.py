@@ -62,6 +62,16 @@ def test_the_ids_may_have_another_name_or_only_stand_in_the_meta(field: str) -> 
     assert ready.new_workers(None, {"cache_context_meta": meta(5)}) == [5]
 
 
+def test_ids_may_be_names() -> None:
+    before = {"registered_instance_ids": ["vllm-b"]}
+    after = {"registered_instance_ids": ["vllm-b", "vllm-a", "7"]}
+    assert ready.new_workers(before, after) == [7, "vllm-a"]
+    with pytest.raises(StackNotReady, match="only stale id vllm-b"):
+        ready.new_workers(before, before)
+    odd = {"registered_ids": [5], "cache_context_meta": {"5": {"model_name": 3, "world_size": "x"}}}
+    assert ready.new_workers({}, odd) == [5]
+
+
 def test_fewer_workers_than_their_world_is_not_enough() -> None:
     after = status(1, cache_context_meta=meta(1, world_size=2))
     with pytest.raises(StackNotReady, match="1 of 2 workers"):
@@ -231,6 +241,7 @@ async def test_a_count_that_is_not_answered_is_unknown_and_not_zero(
         (Fault("stores_missing"), "stored 2 of the 4 chunks"),
         (Fault("never_registered"), "stored an unknown number of the 4 chunks"),
         (Fault("error_before_token"), "the probe of 65 tokens failed: in-band error"),
+        (Fault("prompt_tokens", 1), r"planned 65, seen 66 \(\+1\): prefix shifted by 1"),
     ],
     ids=lambda value: value.name if isinstance(value, Fault) else "",
 )
