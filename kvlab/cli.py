@@ -187,8 +187,7 @@ def report(
     """Render the reports again from the run folder alone."""
     from kvlab import report as reports
 
-    for path in run:
-        result = reports.load(path)
+    for result in reports.load_all(run):
         for language in _languages(lang):
             page = reports.write(result, out / result["run"], lang=language, genre=genre)
             typer.echo(str(page))

@@ -76,7 +76,9 @@ def reproduce(
     outcome.pages.insert(0, notebook.to_html(preflight, preflight.with_suffix(".html")))
     _move(preflight, first)
     for language in languages:
-        done = _execute(REPORTS[language], folder, {"run": str(first.path.resolve())})
+        beside = [str(path.resolve()) for name, path in outcome.runs.items() if name != "two-round"]
+        given = {"run": str(first.path.resolve()), "others": beside}
+        done = _execute(REPORTS[language], folder, given)
         page = folder / f"report-{language}.html"
         outcome.pages.append(notebook.to_html(done, page, lang=language))
         _move(done, first)

@@ -6,10 +6,12 @@ A figure that was not measured is absent, never 0 and never NaN.
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from kvlab import cautions, correctness, evidence, invariants, stats, verdict
@@ -22,6 +24,8 @@ from kvlab.rundir import RunDir
 from kvlab.units import ns_to_s
 
 SCHEMA = 1
+EXPERIMENTS: tuple[str, ...] = ()
+"""Experiments beside ``two-round``; each has a module of its name in ``kvlab.results``."""
 
 
 def conclude(run: RunDir) -> dict[str, Any]:
@@ -35,12 +39,19 @@ def conclude(run: RunDir) -> dict[str, Any]:
 def summarise(run: RunDir) -> dict[str, Any]:
     """What summary.json holds for a run, complete or partial."""
     experiment = run.manifest.get("experiment")
-    if experiment != "two-round":
+    if experiment == "two-round":
+        return two_round(run)
+    return dict(_results(experiment, str(run.path)).summarise(run))
+
+
+def _results(experiment: Any, place: str) -> ModuleType:
+    """The module that knows what an experiment's records mean."""
+    if experiment not in EXPERIMENTS:
         raise RunFolderError(
-            f"{run.path} is a run of {experiment!r}, which this kvlab cannot summarise",
+            f"{place} is a run of {experiment!r}, which this kvlab cannot summarise",
             hint="update kvlab: pip install --upgrade kvlab",
         )
-    return two_round(run)
+    return importlib.import_module(f"kvlab.results.{experiment.replace('-', '_')}")
 
 
 def two_round(run: RunDir) -> dict[str, Any]:
@@ -107,6 +118,8 @@ def two_round(run: RunDir) -> dict[str, Any]:
 
 def text(summary: Mapping[str, Any]) -> str:
     """The summary for a terminal: the verdict first, numbers only below a valid one."""
+    if summary.get("experiment") != "two-round":
+        return str(_results(summary.get("experiment"), "the summary").text(summary))
     status = summary["verdict"]["status"]
     lines = [f"verdict: {status}"]
     lines += [f"  - {reason}" for reason in summary["verdict"]["reasons"]]

@@ -138,8 +138,15 @@ def text(lang: str) -> Text:
 @lru_cache(maxsize=len(LANGUAGES))
 def catalogue(lang: str) -> dict[str, str]:
     """Every sentence of a language by its dotted key."""
-    source = (resources.files("kvlab.i18n") / f"{lang}.yaml").read_text(encoding="utf-8")
-    return dict(_flatten(yaml.load(source, Loader=_StrictLoader)))  # noqa: S506 - a SafeLoader
+    sentences: dict[str, str] = {}
+    folder = resources.files("kvlab.i18n") / lang
+    for path in sorted(folder.iterdir(), key=lambda path: path.name):
+        source = path.read_text(encoding="utf-8")
+        found = dict(_flatten(yaml.load(source, Loader=_StrictLoader)))  # noqa: S506 - a SafeLoader
+        if twice := sentences.keys() & found.keys():
+            raise TextError(f"{path.name} says {min(twice)!r} again")
+        sentences |= found
+    return sentences
 
 
 def placeholders(sentence: str) -> set[str]:

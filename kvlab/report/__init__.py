@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from kvlab.report.display import show
 from kvlab.report.layout import Section, genre_of, page, render, sections, write
-from kvlab.report.run_facts import load, with_manifest
+from kvlab.report.run_facts import load, load_all, with_manifest
 
 __all__ = [
     "Section",
     "genre_of",
     "load",
+    "load_all",
     "page",
     "render",
     "sections",

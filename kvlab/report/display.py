@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,20 @@ FRAME = re.compile(r'\A<div class="kvlab-report \w+">(.*)</div>\Z', re.DOTALL)
 def show(
     run: RunDir | Path | str | dict[str, Any],
     *,
+    others: Iterable[Path | str] = (),
     lang: str = "en",
     genre: str | None = None,
     only: Collection[str] | None = None,
 ) -> None:
     """Display a run's report section by section, or ``only`` some sections of it by their ids.
 
-    A summary may be given instead of a run. A notebook that shows a whole report becomes, as a
-    page, that report.
+    ``others`` are runs of other experiments. A summary may be given instead of a run. A notebook
+    that shows a whole report becomes, as a page, that report.
     """
     from IPython.display import publish_display_data
 
     publish: Any = publish_display_data
-    summary = run if isinstance(run, dict) else load(run)
+    summary = run if isinstance(run, dict) else load(run, others)
     chosen = genre_of(lang, genre)
     parts = sections(summary, genre=chosen, lang=lang)
     front = {"title": parts[0].title, "lang": lang, "genre": chosen}

@@ -15,7 +15,9 @@ from kvlab import __version__, i18n
 from kvlab.errors import UsageError
 from kvlab.i18n import Text
 from kvlab.report.evidence_rows import TIERS
+from kvlab.report.others import Other
 from kvlab.report.published import dgx_spark
+from kvlab.report.source import is_other
 from kvlab.report.view import View
 
 Genre = Literal["technical", "article"]
@@ -83,6 +85,8 @@ def genre_of(lang: str, genre: str | None) -> str:
 def sections(summary: Summary, genre: str | None = None, lang: str = "en") -> list[Section]:
     """The parts of the report in their order; each stands for itself."""
     text, genre = i18n.text(lang), genre_of(lang, genre)
+    if is_other(summary):
+        return [_alone(summary, text)]
     seen = View(summary, text, genre)
     titles = {name: _title(name, genre, seen) for name in SECTIONS[genre]}
     contents = [(n, title) for n, title in titles.items() if n not in ("head", "contents", "data")]
@@ -134,6 +138,18 @@ def page(body: str, *, title: str, lang: str, genre: str) -> str:
 def css() -> str:
     """The style sheet of every page."""
     return (TEMPLATES / "page.css").read_text(encoding="utf-8")
+
+
+def _alone(summary: Summary, text: Text) -> Section:
+    """The section of an experiment whose run is shown by itself."""
+    one = Other(summary, text)
+    title = text(f"{one.key}.title")
+    html = (
+        _environment()
+        .get_template("parts/alone.html.j2")
+        .render(x=one, t=text.html, p=text, title=title, version=__version__)
+    )
+    return Section(one.key, title, html.strip())
 
 
 def _title(name: str, genre: str, seen: View) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,26 @@ ABOUT = (
 """What a report takes from the manifest, beside the summary."""
 
 
-def load(run: RunDir | Path | str) -> Summary:
-    """The summary of a run, rebuilt from its records, with ``about``: what the manifest knows."""
+def load(run: RunDir | Path | str, others: Iterable[RunDir | Path | str] = ()) -> Summary:
+    """The summary of a run, rebuilt from its records, with ``about``: what the manifest knows.
+
+    ``others`` are runs of other experiments, which become sections of the same report.
+    """
     from kvlab import summary
 
     folder = run if isinstance(run, RunDir) else RunDir.open(run)
-    return with_manifest(summary.summarise(folder), folder.manifest)
+    found = with_manifest(summary.summarise(folder), folder.manifest)
+    beside = [load(other) for other in others]
+    return {**found, "others": {one["experiment"]: one for one in beside}} if beside else found
+
+
+def load_all(runs: Sequence[Path | str]) -> list[Summary]:
+    """One summary per report: runs of other experiments join the only two-round run among them."""
+    folders = [RunDir.open(run) for run in runs]
+    whole = [folder for folder in folders if folder.manifest.get("experiment") == "two-round"]
+    if len(whole) != 1:
+        return [load(folder) for folder in folders]
+    return [load(whole[0], [folder for folder in folders if folder is not whole[0]])]
 
 
 def with_manifest(summary: Summary, manifest: dict[str, Any]) -> Summary:

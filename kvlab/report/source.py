@@ -13,6 +13,11 @@ from kvlab.i18n import Text
 Summary = dict[str, Any]
 STATUSES = ("proven", "not shown", "refuted", "invalid")
 COMPLETE = (None, "complete")
+EXPERIMENTS = (
+    *("restart", "object-groups", "acceptance", "shared-cache", "eviction", "parallel-read"),
+    "soak",
+)
+"""In the order in which reports speak of them."""
 HEADLINE = ("speedup", "ttft_ms", "ttft_series_ms", "false_gain")
 """The keys of a summary that state, or nearly state, the result."""
 
@@ -37,9 +42,14 @@ def publishable(summary: Summary) -> bool:
         and all(check.get("holds") is True for check in checks)
         and status(summary) != "invalid"
         and get(summary, "status") in COMPLETE
-        and get(summary, "speedup", "value") is not None
+        and (is_other(summary) or get(summary, "speedup", "value") is not None)
         and (status(summary) == "not shown" or not summary.get("control"))
     )
+
+
+def is_other(summary: Summary) -> bool:
+    """Whether it is another experiment than the A/B, whose result is its speedup."""
+    return summary.get("experiment") in EXPERIMENTS
 
 
 def status(summary: Summary) -> str:

@@ -10,10 +10,11 @@ from markupsafe import Markup
 from kvlab.i18n import Text
 from kvlab.report.evidence_rows import EvidenceRows
 from kvlab.report.numbers import Numbers
+from kvlab.report.others import others
 from kvlab.report.result_rows import change, results
 from kvlab.report.run_facts import day_of
 from kvlab.report.setup_rows import SetupRows
-from kvlab.report.source import COMPLETE, Source, Summary, slug, without_headline
+from kvlab.report.source import COMPLETE, EXPERIMENTS, Source, Summary, slug, without_headline
 
 
 class View(Source):
@@ -28,6 +29,9 @@ class View(Source):
         self.results = results(self, self.n)
         self.change: Any = change(self, self.n)
         self.tag = self.n.tag
+        self.others = others(summary, text)
+        missing = [slug(name) for name in EXPERIMENTS if name not in self.others]
+        self.unmeasured = [*missing, "concurrency"]
 
     @property
     def gain_proven(self) -> bool:
