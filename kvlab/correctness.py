@@ -8,7 +8,7 @@ is more than reduced precision promises, and less is a wrong cache.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,11 +60,25 @@ def judge(plan: Plan, accounts: Sequence[Account]) -> dict[str, Any]:
     would not show.
     """
     books = {account.key: account for account in accounts}
-    floors = [d for pair in _cold_pairs(plan, books) if (d := compare(*pair))]
-    pairs = list(_restored_pairs(plan, books))
+    return weigh(_cold_pairs(plan, books), _restored_pairs(plan, books), plan.tolerance_nat)
+
+
+def weigh(
+    cold: Iterable[tuple[RequestRecord, RequestRecord]],
+    again: Iterable[tuple[RequestRecord, RequestRecord]],
+    tolerance_nat: float,
+    *,
+    need_floor: bool = True,
+) -> dict[str, Any]:
+    """What ``judge`` says of pairs of cold answers, and of pairs of a cold and a restored one.
+
+    Without ``need_floor`` the set tolerance alone decides where no two cold answers can be had.
+    """
+    pairs = list(again)
+    floors = [d for pair in cold if (d := compare(*pair))]
     restored = [d for pair in pairs if (d := compare(*pair))]
     floor = max((d.nat for d in floors), default=None)
-    tolerance = max(FLOOR_FACTOR * (floor or 0.0), plan.tolerance_nat)
+    tolerance = max(FLOOR_FACTOR * (floor or 0.0), tolerance_nat)
     result: dict[str, Any] = {
         "pairs": len(restored),
         "tolerance_nat": tolerance,
@@ -76,8 +90,10 @@ def judge(plan: Plan, accounts: Sequence[Account]) -> dict[str, Any]:
     if restored:
         nats = [d.nat for d in restored]
         result["restored_nat"] = {"median": statistics.median(nats), "max": max(nats)}
-    blind = _blind([cold for cold, _ in pairs])
-    result["verdict"], result["reason"] = _verdict(floor, restored, tolerance, blind)
+    blind = _blind([first for first, _ in pairs])
+    result["verdict"], result["reason"] = _verdict(
+        floor if need_floor else floor or 0.0, restored, tolerance, blind
+    )
     return result
 
 
@@ -109,7 +125,7 @@ def _cold_pairs(
     for repeat in range(1, plan.repeats + 1):
         first = books[plan.arms[0], repeat, "fill"]
         second = books[plan.treated, repeat, "fill"]
-        for cold, other in _same_prompts(first, second):
+        for cold, other in same_prompts(first, second):
             if cold.cached_tokens == 0 and other.cached_tokens == 0:
                 yield cold, other
 
@@ -127,14 +143,15 @@ def _restored_pairs(
         first = {r.index: r for r in fill.completed} if plan.shape == "identical" else {}
         measured = books[plan.arms[0], repeat, "measure"]
         treated = books[plan.treated, repeat, "measure"]
-        for cold, other in _same_prompts(measured, treated):
+        for cold, other in same_prompts(measured, treated):
             if cold.cached_tokens != 0:
                 cold = first.get(cold.index, cold)
             if cold.cached_tokens == 0 and (other.cached_tokens or plan.control):
                 yield cold, other
 
 
-def _same_prompts(a: Account, b: Account) -> Iterator[tuple[RequestRecord, RequestRecord]]:
+def same_prompts(a: Account, b: Account) -> Iterator[tuple[RequestRecord, RequestRecord]]:
+    """The completed requests of two rounds that asked the same, by their index."""
     others = {record.index: record for record in b.completed}
     for record in a.completed:
         other = others.get(record.index)

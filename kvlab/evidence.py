@@ -51,6 +51,8 @@ class Plan:
     kv_ranks: int
     tolerance_nat: float
     thresholds: Mapping[str, float] = field(default_factory=dict)
+    cached: tuple[str, ...] = ("lmcache",)
+    """The arms that have an LMCache server."""
 
     @property
     def treated(self) -> str:
@@ -59,7 +61,7 @@ class Plan:
     @property
     def control(self) -> bool:
         """Whether both arms are the same: then no difference is the healthy result."""
-        return self.treated != "lmcache"
+        return self.treated not in self.cached
 
     @property
     def keys(self) -> list[Key]:
@@ -250,14 +252,21 @@ def accounts(
     """One account per round of the plan, also of those in which nothing was recorded."""
     readings = Readings(scrapes)
     latest = {(r.scenario, r.repeat, r.round, r.index): r for r in requests}
-    return [_account(key, latest, readings) for key in plan.keys]
+    return [account(key, latest, readings, has_lmcache=key[0] in plan.cached) for key in plan.keys]
 
 
-def _account(
-    key: Key, latest: Mapping[tuple[str, int, str, int], RequestRecord], readings: Readings
+def account(
+    key: Key,
+    latest: Mapping[tuple[str, int, str, int], RequestRecord],
+    readings: Readings,
+    *,
+    has_lmcache: bool,
+    engine: str = "vllm",
 ) -> Account:
+    """One round's account; ``engine`` is the source of the counters of the vLLM that was asked."""
+
     def vllm(canonical: str) -> Change:
-        return readings.grown(key, "vllm", canonical)
+        return readings.grown(key, engine, canonical)
 
     def lmcache(canonical: str) -> Change:
         return readings.grown(key, "lmcache", canonical)
@@ -276,7 +285,7 @@ def _account(
         written=lmcache("l1_write_chunks"),
         loaded=lmcache("chunks_loaded"),
         evicted=lmcache("l1_evicted_chunks"),
-        has_lmcache=key[0] == "lmcache",
+        has_lmcache=has_lmcache,
     )
 
 

@@ -25,7 +25,16 @@ from kvlab.records import Event, now_ns
 from kvlab.rundir import RunDir
 from kvlab.stack import Launch, plan, process
 from kvlab.units import byte_size
-from kvlab.workloads import Workload, two_round
+from kvlab.workloads import (
+    Workload,
+    acceptance,
+    eviction,
+    object_groups,
+    restart,
+    shared_cache,
+    soak,
+    two_round,
+)
 
 Launcher = Callable[[Profile, RunDir], Launch]
 
@@ -35,7 +44,8 @@ class Recipe:
     """How an experiment runs: its workload, its arms, and the steps that its progress counts."""
 
     workload: Workload
-    arms: tuple[str, ...]
+    arms: tuple[str, ...] | Callable[[Profile], tuple[str, ...]]
+    """Their names, or how they follow from the profile."""
     control: tuple[str, ...] | None = None
     """The arms of its A/A control, where it has one."""
     order: Callable[[Profile, Sequence[str]], list[tuple[int, str]]]
@@ -51,6 +61,42 @@ RECIPES: dict[str, Recipe] = {
         control=("baseline", "control"),
         order=lambda profile, arms: two_round.order(arms, profile.experiments.two_round.repeats),
         steps=two_round.steps,
+    ),
+    "restart": Recipe(
+        workload=restart.restart,
+        arms=restart.ARMS,
+        order=restart.order,
+        steps=restart.steps,
+    ),
+    "object-groups": Recipe(
+        workload=object_groups.object_groups,
+        arms=object_groups.ARMS,
+        order=object_groups.order,
+        steps=object_groups.steps,
+    ),
+    "acceptance": Recipe(
+        workload=acceptance.acceptance,
+        arms=acceptance.ARMS,
+        order=acceptance.order,
+        steps=acceptance.steps,
+    ),
+    "shared-cache": Recipe(
+        workload=shared_cache.shared_cache,
+        arms=("shared",),
+        order=shared_cache.order,
+        steps=shared_cache.steps,
+    ),
+    "eviction": Recipe(
+        workload=eviction.eviction,
+        arms=eviction.arms,
+        order=eviction.order,
+        steps=eviction.steps,
+    ),
+    "soak": Recipe(
+        workload=soak.soak,
+        arms=("soak",),
+        order=soak.order,
+        steps=soak.steps,
     ),
 }
 DISK_MARGIN = 1.3
@@ -228,7 +274,9 @@ def _manifest(
     control: bool,
 ) -> dict[str, Any]:
     runs.mkdir(parents=True, exist_ok=True)
-    arms = (recipe.control or ()) if control else recipe.arms
+    arms = recipe.arms(chosen) if callable(recipe.arms) else recipe.arms
+    if control:
+        arms = recipe.control or ()
     facts = host.facts(runs)
     return {
         "run": rundir.run_id(experiment, chosen.name, chosen.sha256, datetime.now(UTC)),

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -161,8 +161,99 @@ class TwoRound(Part):
     concurrency: int = Field(default=1, ge=1)
 
 
+class ObjectGroups(Part):
+    """``--separate-object-groups`` on against off, each with an L2 folder of its own."""
+
+    repeats: int = Field(default=3, ge=1)
+    """Two starts of each setting hardly ever decide: their interval is widened by 5.4."""
+    margin: float = Field(default=0.05, gt=0, lt=1)
+    """The settings are equivalent when their TTFT surely differs by less than this share."""
+
+
+class Bill(Part):
+    """What LMCache costs where it does not help, measured within the A/B."""
+
+    margin: float = Field(default=0.05, gt=0, lt=1)
+    """Round 1 with LMCache is not slower when it surely takes at most this share longer."""
+    decode_requests: int = Field(default=3, ge=0)
+    """Cold requests after the measured rounds, answered at length while stores run; 0: none."""
+    decode_tokens: int = Field(default=32, ge=2)
+    """Output tokens of each of them."""
+
+
+class SharedCache(Part):
+    """Several vLLM instances on one LMCache server."""
+
+    instances: int = Field(default=2, ge=2)
+
+
+class Eviction(Part):
+    """A sweep of how much of L1 one eviction frees; every setting is launched by itself."""
+
+    ratios: list[Annotated[float, Field(gt=0, le=1)]] = [0.2, 0.5, 0.99]
+    """Values of ``--eviction-ratio``."""
+    watermarks: list[Annotated[float, Field(gt=0, lt=1)]] = []
+    """Values of the watermark; empty: the cache's own."""
+    ratios_without_l2: list[Annotated[float, Field(gt=0, le=1)]] = [0.2, 0.99]
+    """Ratios that are also measured with L1 alone, where what is evicted is lost."""
+
+
+class Soak(Part):
+    """Repeat visits at a low rate for a long time."""
+
+    duration_s: float = Field(default=60.0, gt=0)
+    interval_s: float = Field(default=0.5, ge=0)
+    """From the start of one visit to the start of the next."""
+    checkpoint_s: float = Field(default=20.0, gt=0, le=60)
+    """What an interruption loses at most."""
+    ttft_drift_max: float = Field(default=0.25, gt=0)
+    """Change of TTFT over the whole time, as a share of its median."""
+    memory_drift_max: float = Field(default=0.05, gt=0)
+    """Growth of a process's memory over the whole time, as a share of its median."""
+    files_drift_max: float = Field(default=4.0, gt=0)
+    """Growth of a process's open file descriptors over the whole time."""
+    l2_drift_max: float = Field(default=0.05, gt=0)
+    """Growth of L2's bytes over the whole time, as a share of their median."""
+
+
+class Acceptance(Part):
+    """Storing, restoring and correctness, tier by tier, by a forced continuation."""
+
+    contexts: int = Field(default=6, ge=2)
+    """Contexts of the measured length."""
+    positions: int = Field(default=8, ge=1)
+    """Generated tokens that are forced and compared in each of them."""
+    tails: tuple[Annotated[int, Field(ge=1)], ...] = (10, 100, 180)
+    """Further contexts have so many tokens after their last whole chunk; those that fit count."""
+    tail_contexts: int = Field(default=4, ge=1)
+    """Contexts of each tail."""
+    control: bool = True
+    """Repeat with ``engine.connector: stock`` where it is known to be wrong: hybrid on CPU."""
+    control_contexts: int = Field(default=4, ge=1)
+
+
+class Restart(Part):
+    """Records that outlive their servers: fill, stop both, start again on the same L2."""
+
+    repeats: int = Field(default=1, ge=1)
+    """Each fills twice: once the servers are stopped by SIGTERM, once by SIGKILL."""
+    control_contexts: int = Field(default=4, ge=1)
+    """Contexts asked of a configuration that must not find the records."""
+    rule_contexts: int = Field(default=4, ge=1)
+    """Contexts of the 2N-1 demonstration."""
+    coarse_batched_tokens: int | None = Field(default=None, ge=1)
+    """``max_num_batched_tokens`` that breaks the 2N-1 rule; null: 2N."""
+
+
 class Experiments(Part):
     two_round: TwoRound = TwoRound()
+    restart: Restart = Restart()
+    acceptance: Acceptance = Acceptance()
+    shared_cache: SharedCache = SharedCache()
+    eviction: Eviction = Eviction()
+    soak: Soak = Soak()
+    bill: Bill = Bill()
+    object_groups: ObjectGroups = ObjectGroups()
 
 
 class Correctness(Part):
@@ -277,6 +368,13 @@ def _contradictions(profile: Profile) -> Iterable[str]:
         yield (
             f"workload.context_tokens {work.context_tokens} plus {work.output_tokens} output "
             f"exceeds engine.max_model_len {engine.max_model_len}; shorten it"
+        )
+    bill = profile.experiments.bill
+    if bill.decode_requests and work.context_tokens + bill.decode_tokens > engine.max_model_len:
+        yield (
+            f"workload.context_tokens {work.context_tokens} plus experiments.bill.decode_tokens "
+            f"{bill.decode_tokens} exceeds engine.max_model_len {engine.max_model_len}; lower "
+            "experiments.bill.decode_tokens, or set experiments.bill.decode_requests to 0"
         )
     if engine.kv_cache_tokens:
         yield from l0_complaints(profile, engine.kv_cache_tokens)

@@ -60,6 +60,14 @@ def warmup(profile: Profile, nonce: str) -> Iterator[Question]:
         yield Question(f"w{index:04d}", tuple(ids), profile.workload.output_tokens)
 
 
+def of_length(profile: Profile, nonce: str, context_id: str, tokens: int) -> Question:
+    """One more context, of another length than the workload's."""
+    words = _vocabulary(profile, "context")
+    own = random.Random(f"{profile.workload.seed}:{nonce}:{context_id}")
+    head = _nonce_tokens(nonce, words)
+    return Question(context_id, tuple(head + own.choices(words, k=tokens - len(head))))
+
+
 def probe(profile: Profile, nonce: str) -> Question:
     """A prompt of four chunks and one token, from tokens that nothing else uses."""
     rng = random.Random(f"{profile.workload.seed}:{nonce}:probe")

@@ -14,11 +14,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kvlab import notebook, profile, progress
-from kvlab.errors import NotebookFailed
+from kvlab import notebook, profile, progress, verdict
+from kvlab.errors import NotebookFailed, UsageError
 from kvlab.rundir import RunDir
 
-MEASURING = {"two-round": "10_two_round"}
+MEASURING = {
+    "two-round": "10_two_round",
+    "restart": "20_restart",
+    "object-groups": "30_object_groups",
+    "acceptance": "60_acceptance",
+    "shared-cache": "50_shared_cache",
+    "eviction": "35_eviction",
+    "soak": "65_soak",
+}
 """The notebook of each experiment, in the order in which they run."""
 REPORTS = {"tr": "90_report_tr", "zh": "91_report_zh", "en": "92_report_en"}
 WATCH_S = 1.0
@@ -26,38 +34,42 @@ WATCH_S = 1.0
 
 @dataclass(slots=True)
 class Outcome:
-    """What a reproduction came to: the verdict of each experiment, the run folders, the pages."""
+    """What a reproduction came to: each experiment's summary and folder, what failed, the pages."""
 
-    verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
     runs: dict[str, Path] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
     pages: list[Path] = field(default_factory=list)
 
     @property
-    def proven(self) -> bool:
-        return all(verdict["status"] == "proven" for verdict in self.verdicts.values())
+    def healthy(self) -> bool:
+        return not self.failures and all(map(verdict.is_healthy, self.summaries.values()))
 
     def text(self) -> str:
         """The closing lines: per experiment the verdict, its reasons and its folder; the pages."""
         lines = []
-        for name, verdict in self.verdicts.items():
-            lines.append(f"{name}: {verdict['status']}")
-            lines += [f"  - {reason}" for reason in verdict["reasons"]]
+        for name, summary in self.summaries.items():
+            lines.append(f"{name}: {summary['verdict']['status']}")
+            lines += [f"  - {reason}" for reason in summary["verdict"]["reasons"]]
             lines.append(f"  run folder: {self.runs[name]}")
+        lines += [f"{name}: failed\n  - {why}" for name, why in self.failures.items()]
         return "\n".join([*lines, *(f"page: {page}" for page in self.pages)])
 
 
 def reproduce(
     profile_name: str,
     *,
+    experiments: Sequence[str] = tuple(MEASURING),
     overrides: Mapping[str, Any] | None = None,
     languages: Sequence[str] = ("tr", "zh", "en"),
     runs: Path = Path("data/runs"),
     reports: Path = Path("reports"),
 ) -> Outcome:
-    """The outcome of preflight, every experiment and the reports on a profile.
+    """The outcome of preflight, the experiments and the reports on a profile.
 
-    Pages go to a folder of their own below ``reports``. Raises NotebookFailed when a notebook did
-    not run to its end; its page is there all the same, with a banner in the place of results.
+    ``two-round`` always runs, and first: the reports are about it. Pages go to a folder of their
+    own below ``reports``. Raises NotebookFailed when the two-round notebook or a report did not
+    run to its end; another experiment that fails is kept among the outcome's failures.
     """
     chosen = profile.load(profile_name, overrides)
     given = {"profile": str(profile_name), "overrides": dict(overrides or {})}
@@ -65,26 +77,47 @@ def reproduce(
     folder.mkdir(parents=True)
     outcome = Outcome()
     preflight = _execute("00_preflight", folder, given)
-    for experiment, name in MEASURING.items():
-        measured = _execute(name, folder, {**given, "runs": str(runs.resolve())}, chosen.title)
-        run = RunDir.open(_run_of(measured))
-        outcome.runs[experiment] = run.path
-        outcome.verdicts[experiment] = (run.read_summary() or {})["verdict"]
-        outcome.pages.append(notebook.to_html(measured, measured.with_suffix(".html")))
-        _move(measured, run)
-    first = RunDir.open(outcome.runs["two-round"])
-    outcome.pages.insert(0, notebook.to_html(preflight, preflight.with_suffix(".html")))
-    _move(preflight, first)
+    outcome.pages.append(notebook.to_html(preflight, preflight.with_suffix(".html")))
+    given["runs"] = str(runs.resolve())
+    for experiment in _in_order(experiments):
+        try:
+            _measure(experiment, folder, given, chosen.title, outcome)
+        except NotebookFailed as error:
+            if experiment == "two-round":
+                raise
+            outcome.failures[experiment] = str(error)
+    main, *others = outcome.runs.values()
+    _move(preflight, RunDir.open(main))
     for language in languages:
-        beside = [str(path.resolve()) for name, path in outcome.runs.items() if name != "two-round"]
-        given = {"run": str(first.path.resolve()), "others": beside}
-        done = _execute(REPORTS[language], folder, given)
+        shown = {"run": str(main), "others": [str(path) for path in others]}
+        done = _execute(REPORTS[language], folder, shown)
         page = folder / f"report-{language}.html"
         outcome.pages.append(notebook.to_html(done, page, lang=language))
-        _move(done, first)
+        _move(done, RunDir.open(main))
     for path in outcome.runs.values():
         RunDir.open(path).seal()
     return outcome
+
+
+def _in_order(experiments: Sequence[str]) -> list[str]:
+    for name in experiments:
+        if name not in MEASURING:
+            raise UsageError(
+                f"there is no experiment {name!r}", hint=f"known: {', '.join(MEASURING)}"
+            )
+    return [name for name in MEASURING if name in ("two-round", *experiments)]
+
+
+def _measure(
+    experiment: str, folder: Path, given: Mapping[str, Any], title: str, outcome: Outcome
+) -> None:
+    """Run an experiment's notebook and add what came of it to the outcome."""
+    measured = _execute(MEASURING[experiment], folder, given, title)
+    run = RunDir.open(_run_of(measured))
+    outcome.runs[experiment] = run.path.resolve()
+    outcome.summaries[experiment] = run.read_summary() or {}
+    outcome.pages.append(notebook.to_html(measured, measured.with_suffix(".html")))
+    _move(measured, run)
 
 
 def _execute(

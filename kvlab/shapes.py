@@ -93,6 +93,15 @@ def _is_service(value: Any) -> bool:
     )
 
 
+def _is_process(value: Any) -> bool:
+    """One process of a ``usage`` event."""
+    return (
+        isinstance(value, dict)
+        and _is_text(value.get("service"))
+        and all(_is_number(value.get(name)) for name in ("rss_bytes", "cpu_s"))
+    )
+
+
 def _is_fact(value: Any) -> bool:
     """What a log states: a value, or the lines of one kind, counted."""
     if isinstance(value, dict):
@@ -126,6 +135,8 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "list": (lambda value: isinstance(value, list), "a list"),
     "list[str]": (_lists(_is_text), "a list of texts"),
     "services": (_lists(_is_service), "a list of servers"),
+    "processes": (_lists(_is_process), "a list of processes"),
+    "share": (lambda value: _is_number(value) and 0 < value < 1, "a share of 1"),
     "facts": (_is_facts, "what a log states"),
     "host": (_is_host, "the facts of a host"),
 }
@@ -137,6 +148,8 @@ DETAILS = {
     "versions": "dict[str, str]",
     "connector": "str",
     "stable": "bool",
+    "processes": "processes",
+    **dict.fromkeys(("flag", "l2_folder"), "str"),
 }
 """What the detail of an event may say, where a figure is computed from it; each may be null."""
 
@@ -174,11 +187,18 @@ PROFILE = {
     "experiments.two_round.repeats": "count",
     "experiments.two_round.pause_s": "float",
     "experiments.two_round.concurrency": "count | None",
+    "experiments.object_groups.repeats": "count",
+    "experiments.object_groups.margin": "share",
+    "experiments.bill.margin": "share",
     "correctness.tolerance_nat": "float",
     "thresholds": "dict[str, float] | None",
 }
 """The settings from which figures are computed, by dotted key."""
-UNSET = ("correctness.tolerance_nat",)
+UNSET = (
+    "correctness.tolerance_nat",
+    *("experiments.object_groups.repeats", "experiments.object_groups.margin"),
+    "experiments.bill.margin",
+)
 """Settings whose whole section an old or a small profile may lack."""
 
 
@@ -225,7 +245,9 @@ def profile_complaint(profile: Mapping[str, Any]) -> str | None:
             return f"{'.'.join(parents)} is not an object"
         if found := next(_misfits({key: section.get(last)}, {key: wanted}), None):
             return found
-    asked = profile["workload"]["contexts"] * profile["experiments"]["two_round"]["repeats"]
+    experiments = profile["experiments"]
+    repeats = (experiments.get("object_groups") or {}).get("repeats", 0)
+    asked = profile["workload"]["contexts"] * max(experiments["two_round"]["repeats"], repeats)
     if asked > MOST_REQUESTS:
         return f"{asked:,} requests per arm and round are more than any run holds"
     return None

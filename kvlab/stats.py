@@ -19,6 +19,8 @@ Arm = Mapping[int, Mapping[int, float]]
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
+TEST_LEVEL = 0.05
+"""The chance of error of each one-sided test."""
 
 METHOD = (
     "ratio of medians (median over repeats of the median over contexts); 95 % percentile "
@@ -72,14 +74,18 @@ def ratio(numerator: Arm, denominator: Arm, *, seed: int) -> Ratio | None:
     one repeat. A single pair has no interval.
     The random stream is MT19937 as numpy froze it, so a seed gives the same interval everywhere.
     """
+    return _ratio(numerator, denominator, seed, CONFIDENCE)
+
+
+def _ratio(numerator: Arm, denominator: Arm, seed: int, confidence: float) -> Ratio | None:
     pairs = _pairs(numerator, denominator)
     top, bottom = arm_median(numerator), arm_median(denominator)
     units = len(pairs) if len(pairs) > 1 else sum(len(pair[0]) for pair in pairs)
     if units < 2 or top is None or bottom is None:
         return None
     value = top / bottom
-    low, high = np.quantile(_resample(pairs, seed), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    widening = _widening(units)
+    low, high = np.quantile(_resample(pairs, seed), [(1 - confidence) / 2, (1 + confidence) / 2])
+    widening = _widening(units, confidence)
     method = METHOD.format(
         resamples=RESAMPLES,
         repeats=len(pairs),
@@ -93,6 +99,69 @@ def ratio(numerator: Arm, denominator: Arm, *, seed: int) -> Ratio | None:
         high=value * max(1.0, float(high) / value) ** widening,
         method=method,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Equivalence:
+    """Whether two arms are as good as equal, by two one-sided tests (TOST) on their ratio."""
+
+    answer: str
+    """``equivalent``, ``different`` or ``undecided``."""
+    margin: float
+    ratio: Ratio
+    """With the 95 % interval, which tells a difference."""
+    low: float
+    """The 90 % interval: both tests at 5 % pass if it lies within the margin."""
+    high: float
+
+
+def equivalence(first: Arm, second: Arm, *, margin: float, seed: int) -> Equivalence | None:
+    """Whether the arms differ by less than ``margin`` (0.05: 5 %), surely differ, or neither.
+
+    Equivalent: the 90 % interval of the ratio lies within ``1 / (1 + margin) … 1 + margin``, so on
+    the log scale within the same distance on both sides. Different: not equivalent, and the 95 %
+    interval excludes 1. Anything else is undecided: "no difference was seen" is no proof that
+    there is none. The intervals are those of ``ratio``. None: no pairs.
+    """
+    found = ratio(first, second, seed=seed)
+    narrow = _ratio(first, second, seed, 1 - 2 * TEST_LEVEL)
+    if found is None or narrow is None:
+        return None
+    if 1 / (1 + margin) < narrow.low and narrow.high < 1 + margin:
+        answer = "equivalent"
+    else:
+        answer = "undecided" if found.low <= 1 <= found.high else "different"
+    return Equivalence(answer, margin, found, narrow.low, narrow.high)
+
+
+@dataclass(frozen=True, slots=True)
+class NotSlower:
+    """Whether the second arm is not slower than the first by more than a margin."""
+
+    answer: str
+    """``not slower``, ``slower`` or ``undecided``."""
+    margin: float
+    ratio: Ratio
+    """The second arm's time over the first's, with its 95 % interval."""
+    upper: float
+    """The one-sided 95 % bound of the ratio, which the test looks at."""
+
+
+def not_slower(first: Arm, second: Arm, *, margin: float, seed: int) -> NotSlower | None:
+    """Whether the second arm takes at most ``margin`` longer than the first; None: no pairs.
+
+    Not slower: the one-sided 95 % bound of the ratio is below ``1 + margin``. Slower: it is not,
+    and the whole 95 % interval is above 1.
+    """
+    found = ratio(second, first, seed=seed)
+    narrow = _ratio(second, first, seed, 1 - 2 * TEST_LEVEL)
+    if found is None or narrow is None:
+        return None
+    if narrow.high < 1 + margin:
+        answer = "not slower"
+    else:
+        answer = "slower" if found.low > 1 else "undecided"
+    return NotSlower(answer, margin, found, narrow.high)
 
 
 def _pairs(a: Arm, b: Arm) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
@@ -126,10 +195,10 @@ def _resample(
     return ratios
 
 
-def _widening(units: int) -> float:
+def _widening(units: int, confidence: float = CONFIDENCE) -> float:
     """How much a bootstrap interval over so few units is too short: 2.69 for 3, 1.09 for 16."""
     from scipy.special import ndtri, stdtrit
 
-    level = (1 + CONFIDENCE) / 2
+    level = (1 + confidence) / 2
     spread = math.sqrt(units / (units - 1))
     return float(spread * stdtrit(units - 1, level) / ndtri(level))

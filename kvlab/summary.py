@@ -20,11 +20,19 @@ from kvlab.evidence import ROUNDS, Account, Plan, Readings
 from kvlab.invariants import Facts, servers, stores
 from kvlab.invariants import requests as conditions
 from kvlab.records import Event, RequestRecord
+from kvlab.results import bill
 from kvlab.rundir import RunDir
 from kvlab.units import ns_to_s
 
 SCHEMA = 1
-EXPERIMENTS: tuple[str, ...] = ()
+EXPERIMENTS: tuple[str, ...] = (
+    "acceptance",
+    "restart",
+    "object-groups",
+    "shared-cache",
+    "eviction",
+    "soak",
+)
 """Experiments beside ``two-round``; each has a module of its name in ``kvlab.results``."""
 
 
@@ -90,7 +98,7 @@ def two_round(run: RunDir) -> dict[str, Any]:
         "arms": list(plan.arms),
         "workload": work,
         "ttft_ms": {
-            arm: ttft(times[arm, "measure"], times[arm, "fill"], _labels(accounts, arm, readings))
+            arm: ttft(times[arm, "measure"], times[arm, "fill"], labels(accounts, arm, readings))
             for arm in plan.arms
         },
         "ttft_series_ms": {
@@ -107,13 +115,16 @@ def two_round(run: RunDir) -> dict[str, Any]:
         "correctness": facts.correctness,
         "drain": drains(facts),
         "eviction": evictions(accounts, plan),
+        "bill": bill.bill(
+            plan, accounts, times, asked, events, readings, manifest["profile"], seed=seed
+        ),
         "requests": {arm: requests(accounts, arm) for arm in plan.arms},
         "engine": engine(facts, manifest),
         "time_s": time_s(events, asked),
         "cautions": cautions.check(facts, manifest, speedup, work.get("speedup_bound", math.inf)),
         "invariants": [invariant.as_dict() for invariant in held],
     }
-    return _clean(summary)
+    return clean(summary)
 
 
 def text(summary: Mapping[str, Any]) -> str:
@@ -131,6 +142,13 @@ def text(summary: Mapping[str, Any]) -> str:
         speedup = summary["speedup"]
         low, high = speedup["ci95"]
         lines.append(f"speedup: {speedup['value']:.2f} ({low:.2f} to {high:.2f})")
+        cold = (summary.get("bill") or {}).get("cold") or {}
+        if "answer" in cold:
+            low, high = cold["ci95"]
+            lines.append(
+                f"bill: round 1 with LMCache takes {cold['ratio']:.2f} times as long as without "
+                f"({low:.2f} to {high:.2f}): {cold['answer']} (margin {cold['margin']:.0%})"
+            )
     times = summary.get("time_s") or {}
     if times.get("overhead_share") is not None:
         lines.append(
@@ -170,7 +188,7 @@ def series(
     return [[times[repeat].get(i) for i in range(plan.contexts)] for repeat in sorted(times)]
 
 
-def _labels(accounts: Sequence[Account], arm: str, readings: Readings) -> dict[int, dict[int, str]]:
+def labels(accounts: Sequence[Account], arm: str, readings: Readings) -> dict[int, dict[int, str]]:
     """The tier of each request of the measure round, by repeat and index."""
     return {
         account.repeat: evidence.tiers(account, readings)
@@ -397,7 +415,7 @@ def _busy_ns(requests: Sequence[RequestRecord]) -> int:
     return max(ends) - min(r.queued_ns for r in requests)
 
 
-def _clean(summary: dict[str, Any]) -> dict[str, Any]:
+def clean(summary: dict[str, Any]) -> dict[str, Any]:
     """The summary without what was not measured, as the JSON that is written and read again."""
     cleaned: dict[str, Any] = json.loads(json.dumps(_known(summary), allow_nan=False))
     return cleaned

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvlab.invariants import Invariant
 from kvlab.stats import Ratio
@@ -25,17 +26,22 @@ def reach(invariants: Sequence[Invariant], speedup: Ratio | None, *, control: bo
     Invalid before anything else: wrong answers first, since they make every time meaningless, then
     invariants that fail, then those that are unknown.
     """
-    wrong = [i for i in invariants if i.name == "correctness" and i.holds is False]
-    failed = [i for i in invariants if i.holds is False and i not in wrong]
-    unknown = [i for i in invariants if i.holds is None]
-    reasons = [f"fast but wrong: {i.detail}" for i in wrong]
-    reasons += [f"{i.name}: {i.detail}" for i in (*failed, *unknown)]
+    reasons = blockers(invariants)
     if speedup is None:
         reasons.append("speedup: no two requests of both arms can be compared")
     if reasons or speedup is None:
         return Verdict(INVALID, tuple(reasons))
     interval = f"{speedup.value:.2f} (95 % interval {speedup.low:.2f} to {speedup.high:.2f})"
     return _control(speedup, interval) if control else _claim(speedup, interval)
+
+
+def blockers(invariants: Sequence[Invariant]) -> list[str]:
+    """Why nothing may be claimed, wrong answers first; empty when every invariant holds."""
+    wrong = [i for i in invariants if i.name == "correctness" and i.holds is False]
+    failed = [i for i in invariants if i.holds is False and i not in wrong]
+    unknown = [i for i in invariants if i.holds is None]
+    reasons = [f"fast but wrong: {i.detail}" for i in wrong]
+    return reasons + [f"{i.name}: {i.detail}" for i in (*failed, *unknown)]
 
 
 def _claim(speedup: Ratio, interval: str) -> Verdict:
@@ -62,3 +68,19 @@ def _control(speedup: Ratio, interval: str) -> Verdict:
             " other than LMCache differs between the arms, so no speedup measured here counts",
         ),
     )
+
+
+def is_healthy(summary: Mapping[str, Any]) -> bool:
+    """Whether a run came out as it should, which is what exit codes say.
+
+    An A/B must be proven, and its control must show nothing. Object groups are asked whether they
+    differ, so every valid answer is one. The others fail when they are invalid or refuted.
+    """
+    status, experiment = summary["verdict"]["status"], summary.get("experiment")
+    if summary.get("control"):
+        return bool(status == NOT_SHOWN)
+    if experiment == "two-round":
+        return bool(status == PROVEN)
+    if experiment == "object-groups":
+        return bool(status != INVALID)
+    return status not in (INVALID, REFUTED)

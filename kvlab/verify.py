@@ -100,6 +100,13 @@ def _records(run: RunDir) -> Iterator[Difference]:
     for record in requests:
         yield from _stamps(record)
     yield from _twice(requests, run.scrapes())
+    if run.manifest.get("experiment") == "two-round":
+        yield from _planned(run, requests)
+    yield from _events(run.events())
+
+
+def _planned(run: RunDir, requests: Sequence[RequestRecord]) -> Iterator[Difference]:
+    """Rounds of the A/B that were not planned, or that are not whole."""
     plan = evidence.plan(run.manifest)
     found = Counter((r.scenario, r.repeat, r.round) for r in requests if r.round in evidence.ROUNDS)
     for key in sorted(found.keys() - set(plan.keys)):
@@ -109,7 +116,6 @@ def _records(run: RunDir) -> Iterator[Difference]:
             yield Difference(
                 "requests.jsonl", f"{_place(key)}: {found[key]} requests, {plan.contexts} planned"
             )
-    yield from _events(run.events())
 
 
 def _place(key: tuple[str, int, str]) -> str:

@@ -65,37 +65,45 @@ def make_run(
     folder = RunDir.create(
         tmp_path,
         {
-            "run": run,
-            "experiment": "two-round",
-            "profile": resolved.as_dict(),
-            "profile_sha256": resolved.sha256,
-            "kvlab_version": "0.1.0",
+            **manifest_of(resolved, run),
             "arms": arms,
             "control": control,
             "order": [[r, a] for r in range(1, repeats + 1) for a in arms[:: 1 if r % 2 else -1]],
-            "nonce": "c0ffee",
-            "seeds": {"prompts": 42, "bootstrap": 0},
-            "clocks": [{"monotonic_ns": START_NS, "utc": "2026-11-30T12:00:00+00:00"}],
-            "host": {"cpu": "2 cores", "proxy_variables": []},
-            "fingerprint": "f" * 16,
-            "connector": {"name": "kvlab", "reason": "keeps recurrent state right on CPU"},
-            "model": {"name": "hybrid-2l-s0", "source": "built"},
-            "commands": {},
             **(manifest or {}),
         },
     )
     edits = [e for e in (FAULTS[fault] if fault else None, edit) if e]
-    story = _Story(
+    story = Story(
         resolved, control, cold_ms, restored_ms, noise, floor_nat, restored_nat, object_groups, seed
     )
-    _write(folder, [kept for record in story.tell() if (kept := both(*edits)(record))])
+    write(folder, [kept for record in story.tell() if (kept := both(*edits)(record))])
     folder.update_manifest(status="complete")
     if seal:
         folder.seal()
     return folder
 
 
-def _write(folder: RunDir, told: list[Record]) -> None:
+def manifest_of(resolved: profile.Profile, run: str) -> dict[str, Any]:
+    """What every manifest holds; arms and order are the experiment's."""
+    return {
+        "run": run,
+        "experiment": "two-round",
+        "profile": resolved.as_dict(),
+        "profile_sha256": resolved.sha256,
+        "kvlab_version": "0.1.0",
+        "control": False,
+        "nonce": "c0ffee",
+        "seeds": {"prompts": 42, "bootstrap": 0},
+        "clocks": [{"monotonic_ns": START_NS, "utc": "2026-11-30T12:00:00+00:00"}],
+        "host": {"cpu": "2 cores", "proxy_variables": []},
+        "fingerprint": "f" * 16,
+        "connector": {"name": "kvlab", "reason": "keeps recurrent state right on CPU"},
+        "model": {"name": "hybrid-2l-s0", "source": "built"},
+        "commands": {},
+    }
+
+
+def write(folder: RunDir, told: list[Record]) -> None:
     """What ``folder.append`` would write, record by record, but at once: tests make many runs."""
     for kind, name in STREAMS.items():
         lines = [
@@ -106,7 +114,7 @@ def _write(folder: RunDir, told: list[Record]) -> None:
         (folder.path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-class _Story:
+class Story:
     """The records of one run, in the order in which they happen."""
 
     def __init__(

@@ -14,7 +14,10 @@ SHARED = {
     *("errors", "units", "records", "rundir", "profile", "counters", "disk", "host"),
     *("environment", "model", "progress", "shapes"),
 }
-MEASURING = {"client", "sse", "prompts", "stack", "workloads", "experiment", "preflight"}
+MEASURING = {
+    *("client", "sse", "prompts", "stack", "workloads", "experiment", "preflight"),
+    "storage",
+}
 ENGINE = {"engine"}
 WHOLE = {"cli", "reproduce", "notebook"}
 """The command line and the notebooks' driver put the halves together."""

@@ -43,7 +43,8 @@ def test_steps_of_a_two_round_run() -> None:
     assert steps["launch:baseline"] == 3
     assert steps["request:lmcache:measure"] == 48
     assert steps["drain:baseline"] == 0
-    assert steps["drain:lmcache"] == 9
+    assert steps["request:lmcache:decode"] == 9
+    assert steps["drain:lmcache"] == 12
 
 
 def test_a_watcher_counts_records_and_tells_where_the_run_is() -> None:

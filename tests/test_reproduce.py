@@ -39,14 +39,22 @@ def test_every_experiment_has_its_notebook() -> None:
 
 def test_the_outcome_names_verdicts_reasons_folders_and_pages() -> None:
     outcome = reproduce.Outcome(
-        verdicts={"two-round": {"status": "invalid", "reasons": ["conservation: 3 tokens"]}},
+        summaries={
+            "two-round": {
+                "experiment": "two-round",
+                "verdict": {"status": "invalid", "reasons": ["conservation: 3 tokens"]},
+            }
+        },
         runs={"two-round": Path("r")},
+        failures={"soak": "65_soak did not run to its end"},
         pages=[Path("p.html")],
     )
-    assert not outcome.proven
+    assert not outcome.healthy
     assert outcome.text().splitlines() == [
         "two-round: invalid",
         "  - conservation: 3 tokens",
         "  run folder: r",
+        "soak: failed",
+        "  - 65_soak did not run to its end",
         "page: p.html",
     ]

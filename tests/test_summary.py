@@ -26,7 +26,7 @@ KEYS = {
     *("schema", "experiment", "profile", "run", "status", "verdict", "control", "arms"),
     *("workload", "ttft_ms", "ttft_series_ms", "speedup", "false_gain", "served_tokens"),
     *("conservation", "correctness", "drain", "eviction", "requests", "engine", "time_s"),
-    *("cautions", "invariants"),
+    *("bill", "cautions", "invariants"),
 }
 
 
@@ -270,8 +270,8 @@ def test_conclude_writes_and_seals(tmp_path: Path) -> None:
 
 
 def test_an_unknown_experiment(tmp_path: Path) -> None:
-    run = make_run(tmp_path, manifest={"experiment": "soak"})
-    with pytest.raises(RunFolderError, match="run of 'soak'"):
+    run = make_run(tmp_path, manifest={"experiment": "nap"})
+    with pytest.raises(RunFolderError, match="run of 'nap'"):
         summary.summarise(run)
 
 

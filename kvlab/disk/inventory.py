@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvlab.disk import identity
+
 RECORD_NAME = re.compile(
     r"(?P<model>.+)@(?P<rank>0x[0-9a-f]+)@(?P<group>\d+)@(?P<hash>[0-9a-f]+)\.data", re.IGNORECASE
 )
@@ -35,6 +37,11 @@ class Survey:
         return self.empty + self.short + self.temporary + self.foreign
 
 
+def record_name(model: str) -> str:
+    """A record's name as the ``fs`` adapter makes it, of the length that real ones have."""
+    return f"{model.replace('/', '-SEP-')}@0x01000100@0@{'0' * 64}.data"
+
+
 def survey(folder: Path) -> Survey:
     """What the folder holds now; files that vanish meanwhile are not counted."""
     sizes_by_group: dict[str, Counter[int]] = {}
@@ -46,6 +53,8 @@ def survey(folder: Path) -> Survey:
             continue
         match = RECORD_NAME.fullmatch(entry.name)
         inside = os.path.relpath(entry.path, folder)
+        if inside == identity.FILE:
+            continue  # kvlab's own: whose records these are
         if match and not any(part.startswith(".") for part in Path(inside).parts):
             group = sizes_by_group.setdefault(match["group"], Counter())
             group[size] += 1

@@ -107,9 +107,9 @@ class Text:
         """A time in milliseconds with one decimal, and its unit."""
         return f"{self.number(value, 1)} ms"
 
-    def seconds(self, value: float) -> str:
-        """A time in seconds with one decimal, and its unit."""
-        return f"{self.number(value, 1)} s"
+    def seconds(self, value: float, digits: int = 1) -> str:
+        """A time in seconds with its decimals, and its unit."""
+        return f"{self.number(value, digits)} s"
 
     def byte_size(self, count: float) -> str:
         """A byte count in the binary unit that keeps it short."""

@@ -37,6 +37,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "checks",
         "limits",
         "sources",
+        "bill",
         "data",
     ),
     "article": (
@@ -48,6 +49,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "how",
         "results",
         "evidence",
+        "bill",
         "storage",
         "limits",
         "reproduce",
@@ -56,7 +58,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "data",
     ),
 }
-SHARED = ("verdict", "contents", "data")
+SHARED = ("verdict", "contents", "bill", "data")
 """Sections that both genres take from ``parts``."""
 NUMBERED = ("method", "setup", "results", "discussion", "checks", "limits", "sources")
 """The sections that the technical report numbers, from 1."""

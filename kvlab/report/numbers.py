@@ -57,7 +57,7 @@ class Numbers:
     def __init__(self, source: Source):
         self.source = source
         self.text = source.text
-        self.count = _count(source)
+        self.count = sample(source)
         self._named = {**self._of_both_arms(), **self._of_the_evidence()}
         for letter, arm in zip("ab", source.arms, strict=False):
             self._named |= self._of_one_arm(letter, arm)
@@ -149,7 +149,7 @@ class Numbers:
         return f"{self.text.number(value, 4 if value else 0)} nat"
 
 
-def _count(source: Source) -> str:
+def sample(source: Source) -> str:
     """The sample behind the figures of an arm, in words."""
     repeats, contexts = source.at("workload", "repeats"), source.at("workload", "contexts")
     if repeats is None or contexts is None:

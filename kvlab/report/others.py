@@ -1,4 +1,4 @@
-"""The other experiments of a reproduction: a section each, beside the two-round A/B. Pure.
+"""The other experiments of a reproduction, and the A/B's own bill: a section each. Pure.
 
 A template ``experiments/<name>.html.j2`` reads one ``Other`` as ``x``; its texts stand in the
 catalogue's file of the same name. A number is shown only when the experiment's own evidence allows.
@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from markupsafe import Markup
+
 from kvlab.i18n import Text
-from kvlab.report.numbers import Missing, Number, Shown
+from kvlab.report.numbers import Missing, Number, Shown, sample
+from kvlab.report.published import dgx_spark
 from kvlab.report.source import EXPERIMENTS, Source, Summary, slug
 
 
@@ -37,6 +40,20 @@ class Other(Source):
             check["state"] = {False: "fails", None: "unknown", True: "holds"}[check.get("holds")]
         return sorted(found, key=lambda check: rank[check.get("holds")])
 
+    @property
+    def published(self) -> dict[str, Any]:
+        """The figures of the DGX Spark report, which stand beside a run's own as reference."""
+        return dgx_spark()
+
+    def said(self, prefix: str, *path: Any, **values: Any) -> Markup:
+        """The sentence for a word of the summary, such as an answer; "unknown" for a new one."""
+        return self.named(prefix, str(self.at(*path)), **values)
+
+    def named(self, prefix: str, name: str, **values: Any) -> Markup:
+        """The sentence for a name, such as an arm's; "unknown" for one without a sentence."""
+        key = f"{prefix}.{slug(name)}"
+        return self.text.html(key if self.text.has(key) else "word.unknown", **values)
+
     def ms(self, *path: Any) -> Shown:
         """Milliseconds at a path of the summary."""
         return self._show(path, self.text.milliseconds)
@@ -44,6 +61,10 @@ class Other(Source):
     def s(self, *path: Any) -> Shown:
         """Seconds at a path of the summary."""
         return self._show(path, self.text.seconds)
+
+    def short_s(self, *path: Any) -> Shown:
+        """A few seconds at a path of the summary, with two decimals."""
+        return self._show(path, lambda value: self.text.seconds(value, 2))
 
     def ratio(self, *path: Any) -> Shown:
         """A ratio, as ``3.26×``."""
@@ -81,8 +102,21 @@ class Other(Source):
         value = self.at(*path)
         if value is None:
             return Missing(self.text("word.not_measured"))
-        title = self.text("other.number", path=".".join(map(str, path)), run=self.run)
-        return Number(write(value), f"x-{self.key}", title)
+        return Number(write(value), f"x-{self.key}", self._title(".".join(map(str, path))))
+
+    def _title(self, path: str) -> str:
+        """Where a number comes from, shown on hover."""
+        return self.text("other.number", path=path, run=self.run)
+
+
+class Bill(Other):
+    """The bill of the A/B itself: part of its summary, withheld together with its headline."""
+
+    def __init__(self, summary: Summary, text: Text):
+        super().__init__({**summary, "experiment": "bill"}, text)
+
+    def _title(self, path: str) -> str:
+        return self.text("number.title", formula=path, count=sample(self), run=self.run)
 
 
 def others(summary: Summary, text: Text) -> dict[str, Other]:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from kvlab.i18n import Text
 from kvlab.report.evidence_rows import EvidenceRows
 from kvlab.report.numbers import Numbers
-from kvlab.report.others import others
+from kvlab.report.others import Bill, others
 from kvlab.report.result_rows import change, results
 from kvlab.report.run_facts import day_of
 from kvlab.report.setup_rows import SetupRows
@@ -30,6 +30,7 @@ class View(Source):
         self.change: Any = change(self, self.n)
         self.tag = self.n.tag
         self.others = others(summary, text)
+        self.bill = Bill(summary, text)
         missing = [slug(name) for name in EXPERIMENTS if name not in self.others]
         self.unmeasured = [*missing, "concurrency"]
 

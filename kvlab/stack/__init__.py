@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kvlab.profile import Profile
+from kvlab.stack.usage import Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +56,24 @@ class Deployment(Protocol):
         """The counters of every server, or of the one source named."""
         ...
 
+    def urls(self, role: str) -> list[str]:
+        """The base URLs of every server in a role, in the order in which they started."""
+        ...
+
+    def names(self, role: str) -> list[str]:
+        """The names of every server in a role, in the order in which they started."""
+        ...
+
     def state(self) -> list[ServiceState]:
         """Every server as it is now."""
+        ...
+
+    def usage(self) -> list[Usage]:
+        """What every process of every server uses now."""
+        ...
+
+    async def stop(self, name: str, *, hard: bool = False) -> None:
+        """Stop one server and go on with the others."""
         ...
 
     def check_alive(self) -> None:
@@ -64,7 +81,11 @@ class Deployment(Protocol):
         ...
 
     async def reset_local_cache(self) -> bool | None:
-        """Whether vLLM emptied its own cache (L0); None when it offers no way to."""
+        """Whether every running vLLM emptied its own cache (L0); None: one offers no way to."""
+        ...
+
+    async def clear_memory_tier(self) -> bool | None:
+        """Whether LMCache emptied L1, L2 untouched; None when it offers no way to."""
         ...
 
 
@@ -81,12 +102,14 @@ class Launch(Protocol):
         l2_path: Path | None = None,
         keep_l2: bool = False,
         hard_stop: bool = False,
+        probe: bool = True,
     ) -> AbstractAsyncContextManager[Deployment]:
         """The servers of ``scenario`` (see ``stack.plan``), ready to be asked.
 
         ``variant`` is another profile for this launch only. ``label`` is the name under which
         everything is recorded, the scenario's own unless given. ``l2_path`` is an L2 folder that
         may hold records; without it L2 starts empty, and goes with the launch unless ``keep_l2``.
-        ``hard_stop`` ends the servers by SIGKILL.
+        ``hard_stop`` ends the servers by SIGKILL. Without ``probe`` nothing proves beforehand that
+        chunks are stored and restored: for settings that are known not to.
         """
         ...

@@ -11,8 +11,9 @@ from typing import Any
 from kvlab.errors import UsageError
 from kvlab.profile import Container, Profile
 
-SCENARIOS = ("baseline", "lmcache", "control")
-"""``control`` is the baseline launched again under another name, for the A/A test."""
+SCENARIOS = ("baseline", "lmcache", "control", "shared")
+"""``control`` is the baseline launched again under another name, for the A/A test; ``shared`` is
+several vLLM instances on one LMCache server."""
 FREE = "<free port>"
 CONNECTORS = {
     "stock": {"kv_connector": "LMCacheMPConnector"},
@@ -41,6 +42,8 @@ class Place:
     vllm_port: int | str = FREE
     lmcache_port: int | str = FREE
     lmcache_http_port: int | str = FREE
+    more_vllm_ports: tuple[int | str, ...] = ()
+    """Of further vLLM instances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +81,11 @@ def plan(profile: Profile, scenario: str, place: Place | None = None) -> Plan:
             f"there is no scenario {scenario!r}", hint=f"known: {', '.join(SCENARIOS)}"
         )
     place = place or Place()
-    with_cache = scenario == "lmcache"
-    services = [_vllm(profile, place, with_cache=with_cache)]
+    with_cache = scenario in ("lmcache", "shared")
+    services = [
+        _vllm(profile, place, with_cache=with_cache, number=number)
+        for number in range(1, instances(profile, scenario) + 1)
+    ]
     if with_cache:
         services.insert(0, _lmcache(profile, place))
     return Plan(
@@ -88,6 +94,11 @@ def plan(profile: Profile, scenario: str, place: Place | None = None) -> Plan:
         connector=profile.engine.connector if with_cache else None,
         settle_s=profile.experiments.two_round.settle_s,
     )
+
+
+def instances(profile: Profile, scenario: str) -> int:
+    """How many vLLM servers a scenario starts."""
+    return profile.experiments.shared_cache.instances if scenario == "shared" else 1
 
 
 def _lmcache(profile: Profile, place: Place) -> Service:
@@ -133,9 +144,10 @@ def _lmcache(profile: Profile, place: Place) -> Service:
     )
 
 
-def _vllm(profile: Profile, place: Place, *, with_cache: bool) -> Service:
+def _vllm(profile: Profile, place: Place, *, with_cache: bool, number: int = 1) -> Service:
+    """The vLLM with that number: the first has the role's own name, others ``vllm-2`` and so on."""
     engine = profile.engine
-    port = engine.port or place.vllm_port
+    port = _vllm_port(profile, place, number)
     flags: dict[str, Any] = {
         "host": engine.host,
         "port": port,
@@ -159,7 +171,8 @@ def _vllm(profile: Profile, place: Place, *, with_cache: bool) -> Service:
         module = "vllm.entrypoints.openai.api_server"
         program = (place.engine_python, "-m", module, "--model", profile.model.name)
     return Service(
-        name=container.names["lmcache" if with_cache else "baseline"] if container else "vllm",
+        name=(container.names["lmcache" if with_cache else "baseline"] if container else "vllm")
+        + (f"-{number}" if number > 1 else ""),
         role="vllm",
         argv=(*program, *render_flags(flags)),
         env=env,
@@ -170,6 +183,13 @@ def _vllm(profile: Profile, place: Place, *, with_cache: bool) -> Service:
         container=container,
         volumes=tuple(container.volumes) if container else (),
     )
+
+
+def _vllm_port(profile: Profile, place: Place, number: int) -> int | str:
+    """The port of one instance: counted up from a set one, else one that is free."""
+    if profile.engine.port:
+        return profile.engine.port + number - 1
+    return [place.vllm_port, *place.more_vllm_ports, *[FREE] * number][number - 1]
 
 
 def kv_transfer_config(profile: Profile, place: Place) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,11 @@ from kvlab import counters, environment
 from kvlab.errors import HostBusy, KvlabError, StackNotReady
 from kvlab.profile import Profile
 from kvlab.records import Event, Record, Scrape, now_ns
-from kvlab.rundir import RunDir
-from kvlab.stack import Reading, ServiceState, leftovers, logs, ports, ready
-from kvlab.stack.plan import Place, Plan, plan
+from kvlab.rundir import RunDir, sha256_json
+from kvlab.stack import Reading, ServiceState, leftovers, logs, ports, ready, usage
+from kvlab.stack.plan import Place, Plan, instances, plan
 from kvlab.stack.server import Server
+from kvlab.stack.usage import Usage
 from kvlab.units import NS_PER_S
 
 SCRAPE_S = 10.0
@@ -67,6 +68,10 @@ class ProcessDeployment:
         """The base URLs of every server in a role, in the plan's order."""
         return [service.url for service in self.steps.services if service.role == role]
 
+    def names(self, role: str) -> list[str]:
+        """The names of every server in a role, in the plan's order."""
+        return [service.name for service in self.steps.services if service.role == role]
+
     def server(self, name: str) -> Server:
         """The server of that name."""
         return next(server for server in self.servers if server.name == name)
@@ -94,6 +99,10 @@ class ProcessDeployment:
                 facts[name] = value
         return facts
 
+    def usage(self) -> list[Usage]:
+        """What every process of every server uses now."""
+        return [one for server in self.servers for one in usage.of(server.name, server.tree())]
+
     async def scrape(self, *, only: str | None = None) -> list[Reading]:
         """The counters of every server, or of the one source named."""
         chosen = [server for server in self.servers if only in (None, self._source(server))]
@@ -119,20 +128,33 @@ class ProcessDeployment:
         return Reading(source=source, at_ns=at_ns, samples=samples, info=info)
 
     async def reset_local_cache(self) -> bool | None:
-        """Whether every vLLM emptied its own cache (L0); None when one offers no way to."""
-        results = [await self._reset(url) for url in self.urls("vllm")]
+        """Whether every running vLLM emptied its own cache (L0); None: one offers no way to."""
+        vllms = [s for s in self.servers if s.service.role == "vllm" and s.wanted]
+        results = [await self._reset(server.service.url) for server in vllms]
         return None if None in results else all(results)
 
     async def _reset(self, url: str) -> bool | None:
+        body = await self._post(f"{url}/reset_prefix_cache")
+        # The status is 200 even when blocks are held and nothing was reset.
+        return None if body is None else body.get("success") is True
+
+    async def clear_memory_tier(self) -> bool | None:
+        """Whether LMCache emptied L1, L2 untouched; None when it offers no way to."""
+        if self.lmcache_url is None:
+            return None
+        body = await self._post(f"{self.lmcache_url}/cache/clear")
+        return None if body is None else body.get("status") == "ok"
+
+    async def _post(self, url: str) -> dict[str, Any] | None:
+        """The JSON object of a 200; an empty one when it failed, None without that endpoint."""
         try:
-            answer = await self._web.post(f"{url}/reset_prefix_cache", timeout=SCRAPE_S)
+            answer = await self._web.post(url, timeout=SCRAPE_S)
             if answer.status_code in (404, 405):
                 return None
             body = answer.json()
         except (httpx.HTTPError, ValueError):
-            return False
-        # The status is 200 even when blocks are held and nothing was reset.
-        return answer.status_code == 200 and isinstance(body, dict) and body.get("success") is True
+            return {}
+        return body if answer.status_code == 200 and isinstance(body, dict) else {}
 
     async def stop(self, name: str, *, hard: bool = False) -> None:
         """Stop one server and go on with the others."""
@@ -164,6 +186,7 @@ class ProcessDeployment:
             "registered_ids": workers,
             "object_groups": groups,
             "connector": facts.get("connector"),
+            "model_sha256": _model_digest(self._run.manifest),
         }
         ready.refuse_contradictions(self.profile, facts, self.steps.connector)
         self._event("ready", **self.facts)
@@ -357,14 +380,15 @@ async def launch(
     make = plan_for or partial(_plan, profile, scenario)
     # Only a plan that runs the engine needs to know where it is.
     python = engine_python or ("" if plan_for else environment.engine_python())
-    chosen = ports.free(3)
+    chosen = ports.free(2 + instances(profile, scenario))
     place = Place(
         engine_python=str(python),
         models=str(models or ""),
         l2=str(folder),
-        vllm_port=chosen[0],
-        lmcache_port=chosen[1],
-        lmcache_http_port=chosen[2],
+        lmcache_port=chosen[0],
+        lmcache_http_port=chosen[1],
+        vllm_port=chosen[2],
+        more_vllm_ports=tuple(chosen[3:]),
     )
     steps = make(place)
     for service in steps.services:
@@ -450,6 +474,12 @@ def _remove_l2(folder: Path, run: RunDir) -> None:
         folder.rmdir()
         with contextlib.suppress(OSError):  # other launches of the run may keep theirs
             own.rmdir()
+
+
+def _model_digest(manifest: Mapping[str, Any]) -> str | None:
+    """One digest of all of the model's files; None where the run does not know them."""
+    files = (manifest.get("model") or {}).get("sha256")
+    return sha256_json(files) if files else None
 
 
 def _whole(text: str | None) -> int | None:

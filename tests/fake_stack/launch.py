@@ -9,8 +9,9 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from kvlab.errors import StackNotReady
 from kvlab.profile import Profile
 from kvlab.records import Event, Record, Scrape, now_ns
 from kvlab.stack import Reading, ServiceState, logs, ready
-from kvlab.stack.plan import Place, Plan, Service, plan
+from kvlab.stack.plan import CONNECTORS, Place, Plan, Service, instances, plan
+from kvlab.stack.usage import Usage
 from kvlab.units import ns_to_s
 from tests.fake_stack.base import ExitedAtStart, FakeServer
 from tests.fake_stack.servers import Stack, start
@@ -31,6 +33,7 @@ from tests.fake_stack.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 TAIL = 20
+MEMORY_BYTES = 500_000_000
 _pids = itertools.count(1_000_001)
 """In-process servers have no pid of their own; these are too high to be anyone's."""
 
@@ -50,6 +53,8 @@ OVERRIDES: dict[str, Any] = {
     "engine.env": {},
     "cache.chunk_tokens": 16,
     "cache.l1_size_gb": 0.001,
+    "cache.eviction_watermark": 0.8,
+    "cache.eviction_ratio": 0.25,
     "cache.separate_object_groups": False,
     "cache.flags": {},
     "cache.env": {},
@@ -97,6 +102,9 @@ def settings_for(chosen: Profile, settings: Settings | None = None) -> Settings:
         prompt_tokens_details=engine.prompt_tokens_details,
         dev_endpoints=engine.dev_endpoints,
         object_groups=2 if cache.separate_object_groups else 1,
+        connector=CONNECTORS[engine.connector]["kv_connector"],
+        l1_watermark=cache.eviction_watermark,
+        l1_ratio=cache.eviction_ratio,
         l2=cache.l2 is not None,
         l2_path=settings.l2_path or (cache.l2.base_path if cache.l2 else None),
     )
@@ -167,15 +175,38 @@ class FakeLaunch:
         self.launched: list[FakeDeployment] = []
         """Every deployment so far, also those that have ended."""
 
-    def __call__(self, scenario: str, repeat: int) -> AbstractAsyncContextManager[FakeDeployment]:
-        return self._launch(scenario, repeat)
+    def __call__(
+        self,
+        scenario: str,
+        repeat: int,
+        *,
+        variant: Profile | None = None,
+        label: str | None = None,
+        l2_path: Path | None = None,
+        keep_l2: bool = False,
+        hard_stop: bool = False,
+        probe: bool = True,
+    ) -> AbstractAsyncContextManager[FakeDeployment]:
+        chosen = variant or self.profile
+        return self._launch(scenario, repeat, chosen, label or scenario, l2_path, probe=probe)
 
     @asynccontextmanager
-    async def _launch(self, scenario: str, repeat: int) -> AsyncIterator[FakeDeployment]:
+    async def _launch(
+        self,
+        scenario: str,
+        repeat: int,
+        chosen: Profile,
+        label: str,
+        l2_path: Path | None,
+        *,
+        probe: bool,
+    ) -> AsyncIterator[FakeDeployment]:
+        settings = self._settings_of(chosen, label, repeat, l2_path)
         try:
-            async with self._started(scenario, repeat) as deployment:
+            count = instances(chosen, scenario)
+            async with self._started(settings, scenario, label, repeat, count) as deployment:
                 self.launched.append(deployment)
-                await self._make_ready(deployment)
+                await self._make_ready(deployment, chosen, probe=probe)
                 try:
                     yield deployment
                 finally:
@@ -189,18 +220,23 @@ class FakeLaunch:
             ) from error
 
     @asynccontextmanager
-    async def _started(self, scenario: str, repeat: int) -> AsyncIterator[FakeDeployment]:
-        settings = self._settings_of(scenario, repeat)
-        with_cache = scenario == "lmcache"
+    async def _started(
+        self, settings: Settings, scenario: str, label: str, repeat: int, count: int
+    ) -> AsyncIterator[FakeDeployment]:
+        with_cache = scenario in ("lmcache", "shared")
         async with (
-            start(settings, lmcache=with_cache) as stack,
+            start(settings, lmcache=with_cache, instances=count) as stack,
             httpx.AsyncClient(trust_env=False, timeout=10) as http,
         ):
-            yield FakeDeployment(stack, http, settings, scenario, repeat)
+            yield FakeDeployment(stack, http, settings, label, repeat)
 
-    def _settings_of(self, scenario: str, repeat: int) -> Settings:
+    def _settings_of(
+        self, chosen: Profile, scenario: str, repeat: int, l2_path: Path | None
+    ) -> Settings:
         given = self.settings(scenario, repeat) if callable(self.settings) else self.settings
-        settings = settings_for(self.profile, given).at(scenario, repeat)
+        settings = settings_for(chosen, given).at(scenario, repeat)
+        if settings.l2 and l2_path is not None:
+            return dataclasses.replace(settings, l2_path=str(l2_path))
         if not settings.l2 or settings.l2_path is not None:
             return settings
         if self.folder is None:
@@ -209,21 +245,21 @@ class FakeLaunch:
         own = self.folder / f"l2-{scenario}-{repeat}"
         return dataclasses.replace(settings, l2_path=str(own))
 
-    async def _make_ready(self, deployment: FakeDeployment) -> None:
+    async def _make_ready(
+        self, deployment: FakeDeployment, chosen: Profile, *, probe: bool
+    ) -> None:
         """Write down, and prove if asked to, that the deployment may be measured."""
         self._event(deployment, "launching", services=[s.name for s in deployment.state()])
         prove = self.record is not None if self.prove is None else self.prove
         try:
-            await deployment.learn(self.profile, prove=prove)
+            await deployment.learn(chosen, prove=prove)
             self._event(deployment, "ready", **deployment.facts)
             if self.record is not None:
                 await self._write_scrapes(deployment)
-            if prove:
+            if prove and probe:
                 record = self.record or (lambda _: None)
                 groups = deployment.facts["object_groups"] or 1
-                check = ready.Probe(
-                    deployment, self.profile, record, nonce=self.nonce, groups=groups
-                )
+                check = ready.Probe(deployment, chosen, record, nonce=self.nonce, groups=groups)
                 self._event(deployment, "probe", **await check.run())
         except StackNotReady as error:
             self._event(deployment, "failure", error=error.message, hint=error.hint)
@@ -274,7 +310,9 @@ class FakeDeployment:
         self.l2_path = stack.l2_path
         self.facts: dict[str, Any] = {}
         self._http = http
-        self._pids = {server.role: next(_pids) for server in stack.servers}
+        self._names = _named(stack.servers)
+        self._pids = {name: next(_pids) for name in self._names}
+        self._stopped: set[str] = set()
 
     async def learn(self, chosen: Profile, *, prove: bool) -> None:
         """Fill ``facts`` from logs and answers; ``prove`` raises StackNotReady as kvlab does."""
@@ -291,7 +329,9 @@ class FakeDeployment:
             before = self.stack.lmcache.first_status
             workers = sorted(ready.worker_ids(status) - ready.worker_ids(before))
             if prove:
-                workers = ready.new_workers(before, status, chosen.model.name)
+                workers = ready.new_workers(
+                    before, status, chosen.model.name, instances=len(self.urls("vllm"))
+                )
             groups = ready.object_groups(status, workers)
         self.facts = {
             "start_s": ns_to_s(now_ns() - began_ns),
@@ -307,41 +347,70 @@ class FakeDeployment:
     async def scrape(self, *, only: str | None = None) -> list[Reading]:
         """The counters of every server, or of the one source named."""
         return [
-            await self._scrape(server)
-            for server in self.stack.servers
-            if only in (None, server.role)
+            await self._scrape(name, server)
+            for name, server in self._names.items()
+            if only in (None, name)
         ]
 
-    async def _scrape(self, server: FakeServer) -> Reading:
+    async def _scrape(self, name: str, server: FakeServer) -> Reading:
         at_ns = now_ns()
         try:
             answer = await self._http.get(f"{server.url}/metrics")
             answer.raise_for_status()
         except httpx.HTTPError as error:
-            return Reading(
-                source=server.role, at_ns=at_ns, error=f"{type(error).__name__}: {error}"
-            )
+            return Reading(source=name, at_ns=at_ns, error=f"{type(error).__name__}: {error}")
         samples, info = counters.parse(answer.text)
-        return Reading(source=server.role, at_ns=at_ns, samples=samples, info=info)
+        return Reading(source=name, at_ns=at_ns, samples=samples, info=info)
+
+    def urls(self, role: str) -> list[str]:
+        """The base URLs of every server in a role, in the order in which they started."""
+        return [server.url for server in self.stack.servers if server.role == role]
+
+    def names(self, role: str) -> list[str]:
+        """The names of every server in a role, in the order in which they started."""
+        return [name for name, server in self._names.items() if server.role == role]
+
+    def usage(self) -> list[Usage]:
+        """What the settings say that each server uses now."""
+        settings = self.settings
+        found = []
+        for name, server in self._names.items():
+            age_s = time.time() - server.started
+            found.append(
+                Usage(
+                    service=name,
+                    name=f"fake-{server.role}",
+                    pid=self._pids[name],
+                    rss_bytes=round(MEMORY_BYTES + settings.leak_bytes_per_s * age_s),
+                    cpu_s=age_s / 10,
+                    files=round(30 + settings.leak_files_per_s * age_s),
+                )
+            )
+        return found
+
+    async def stop(self, name: str, *, hard: bool = False) -> None:
+        """Stop one server and go on with the others."""
+        self._stopped.add(name)
+        await self._names[name].stop()
 
     def state(self) -> list[ServiceState]:
         """Every server as it is now."""
         return [
             ServiceState(
-                name=server.role,
-                pid=self._pids[server.role],
+                name=name,
+                pid=self._pids[name],
                 started=server.started,
                 running=server.running,
                 exit_code=server.exit_code,
                 oom_killed=self.settings.oom_killed and not server.running,
             )
-            for server in self.stack.servers
+            for name, server in self._names.items()
         ]
 
     def check_alive(self) -> None:
         """Raise StackNotReady, with the last log lines, when a server has stopped."""
-        for server in self.stack.servers:
-            if not server.running:
+        for name, server in self._names.items():
+            if not server.running and name not in self._stopped:
                 raise StackNotReady(
                     f"{server.role} stopped with exit code {server.exit_code}",
                     hint="its fault says so",
@@ -350,9 +419,30 @@ class FakeDeployment:
 
     async def reset_local_cache(self) -> bool | None:
         """Whether vLLM says that it emptied L0; None when it offers no way to."""
-        answer = await self._http.post(f"{self.vllm_url}/reset_prefix_cache")
-        return None if answer.status_code == 404 else bool(answer.json()["success"])
+        results: list[bool | None] = []
+        for server in self.stack.servers:
+            if server.role == "vllm" and server.running:
+                answer = await self._http.post(f"{server.url}/reset_prefix_cache")
+                missing = answer.status_code == 404
+                results.append(None if missing else bool(answer.json()["success"]))
+        return None if None in results else all(results)
+
+    async def clear_memory_tier(self) -> bool | None:
+        """Whether LMCache says that it emptied L1; None without LMCache."""
+        if self.lmcache_url is None:
+            return None
+        answer = await self._http.post(f"{self.lmcache_url}/cache/clear")
+        return bool(answer.json()["status"] == "ok")
 
     async def _get(self, url: str, path: str) -> Any:
         answer = await self._http.get(f"{url}{path}")
         return json.loads(answer.text)
+
+
+def _named(servers: Sequence[FakeServer]) -> dict[str, FakeServer]:
+    """The servers by name, as kvlab's plan names them: further ones of a role are numbered."""
+    named: dict[str, FakeServer] = {}
+    for server in servers:
+        number = sum(other.role == server.role for other in named.values()) + 1
+        named[server.role if number == 1 else f"{server.role}-{number}"] = server
+    return named

@@ -50,7 +50,7 @@ def connecting(settings: Settings, instance_id: int) -> list[str]:
         _vllm(
             "EngineCore",
             "factory.py:62",
-            "Creating v1 connector with name: LMCacheMPConnector and engine_id: fake",
+            f"Creating v1 connector with name: {settings.connector} and engine_id: fake",
         ),
         lmcache_line(
             f"LMCache MP worker adapter created with instance_id={instance_id}",

@@ -19,7 +19,7 @@ from tests.fake_stack.wire import Handler, Reply, Request
 
 P = "lmcache_mp_"
 RANK = "0x01000100"
-_NAME = re.compile(r".+@0x[0-9a-f]+@0@(?P<hash>[0-9a-f]+)\.data")
+_NAME = re.compile(r"(?P<model>.+)@0x[0-9a-f]+@0@(?P<hash>[0-9a-f]+)\.data")
 
 
 def chain(token_ids: Sequence[int], size: int) -> list[str]:
@@ -48,6 +48,9 @@ class FakeLmcache(FakeServer):
         self._queue: asyncio.Queue[str] = asyncio.Queue()
         self._pending = 0
         self._stores = 0
+        self._clears = 0
+        self._damaged = False
+        """Whether the last lookup read a file whose bytes are not those written."""
         self._full = 0
         if full := self.fault("l1_full"):
             self._full = int(full.value or 1)
@@ -76,7 +79,8 @@ class FakeLmcache(FakeServer):
         (self.l2_path / ".tmp").mkdir(parents=True, exist_ok=True)
         found = sorted(self.l2_path.iterdir(), key=lambda path: path.stat().st_mtime_ns)
         for path in found:
-            if match := _NAME.fullmatch(path.name):
+            match = _NAME.fullmatch(path.name)
+            if match and match["model"] == self._model_in_names:
                 self._l2[match["hash"]] = None
         if odd := self.fault("odd_file"):
             (self.l2_path / (odd.value or "x.data")).write_bytes(b"\0" * 50)
@@ -86,7 +90,19 @@ class FakeLmcache(FakeServer):
         if self._writer is not None:
             self._writer.cancel()
             await asyncio.gather(self._writer, return_exceptions=True)
+        if self.running:
+            self._spoil_records()
         await super().stop()
+
+    def _spoil_records(self) -> None:
+        """Leave the disk as an unclean end does, if a fault says so."""
+        written = sorted(self.l2_path.glob("*.data")) if self.l2_path else []
+        if cut := self.fault("cut_record"):
+            for path in written[: cut.value or 1]:
+                path.write_bytes(path.read_bytes()[: self.settings.chunk_bytes // 2])
+        if lost := self.fault("lost_records"):
+            for path in written[: lost.value or 1]:
+                path.unlink()
 
     def _die_here(self, code: int) -> None:
         if self._writer is not None:
@@ -100,6 +116,7 @@ class FakeLmcache(FakeServer):
         size, groups = self.settings.chunk_tokens, self.settings.object_groups
         hashes = chain(token_ids[:-1], size)  # the last token is always computed
         l1 = l2 = 0
+        self._damaged = False
         if not miss:
             l1 = _leading(hashes, self._l1)
             for key in hashes[:l1]:
@@ -220,18 +237,21 @@ class FakeLmcache(FakeServer):
 
     # Files.
 
+    @property
+    def _model_in_names(self) -> str:
+        return self.settings.model.replace("/", "-SEP-")
+
     def _files(self, key: str) -> list[Path]:
         assert self.l2_path is not None
-        model = self.settings.model.replace("/", "-SEP-")
         return [
-            self.l2_path / f"{model}@{RANK}@{group}@{key}.data"
+            self.l2_path / f"{self._model_in_names}@{RANK}@{group}@{key}.data"
             for group in range(self.settings.object_groups)
         ]
 
     def _write_files(self, key: str) -> None:
         for path in self._files(key):
             temporary = path.parent / ".tmp" / path.name
-            temporary.write_bytes(bytes.fromhex(key)[:1] * self.settings.chunk_bytes)
+            temporary.write_bytes(self._content(key))
             temporary.replace(path)
         self._l2[key] = None
         while self.settings.l2_chunks is not None and len(self._l2) > self.settings.l2_chunks:
@@ -242,12 +262,15 @@ class FakeLmcache(FakeServer):
                 f"{P}l2_evicted_objects_chunks_total", self.settings.object_groups, l2_name="fs"
             )
 
+    def _content(self, key: str) -> bytes:
+        return bytes.fromhex(key)[:1] * self.settings.chunk_bytes
+
     def _read_files(self, key: str) -> bool:
-        """Whether the chunk is whole on disk; one that is not is forgotten."""
+        """Whether the chunk is there; its bytes are not checked, as the real adapter does not."""
         with contextlib.suppress(FileNotFoundError):
             if not self.fault("load_fails"):
                 for path in self._files(key):
-                    path.read_bytes()
+                    self._damaged |= path.read_bytes() != self._content(key)
                 return True
         self._l2.pop(key, None)
         return False
@@ -293,7 +316,10 @@ class FakeLmcache(FakeServer):
         )
 
     async def _clear(self, request: Request, reply: Reply) -> None:
-        self._l1.clear()
+        self._clears += 1
+        broken = self.fault("clear_not_done")
+        if not broken or (broken.value and self._clears > broken.value):
+            self._l1.clear()
         await reply.json({"status": "ok", "cleared": {"tier": "l1"}})
 
     async def _register(self, request: Request, reply: Reply) -> None:
@@ -305,7 +331,7 @@ class FakeLmcache(FakeServer):
     async def _lookup(self, request: Request, reply: Reply) -> None:
         asked = request.json()
         l1, l2 = self.lookup(asked["token_ids"], miss=asked["miss"], hit=asked["hit"])
-        await reply.json({"l1": l1, "l2": l2})
+        await reply.json({"l1": l1, "l2": l2, "damaged": self._damaged})
 
     async def _store(self, request: Request, reply: Reply) -> None:
         asked = request.json()

@@ -28,6 +28,8 @@ class Stack:
 
     vllm: FakeVllm
     lmcache: FakeLmcache | None
+    more: tuple[FakeVllm, ...] = ()
+    """Further vLLM instances on the same LMCache server."""
 
     @property
     def vllm_url(self) -> str:
@@ -44,11 +46,13 @@ class Stack:
     @property
     def servers(self) -> list[FakeServer]:
         """The servers in the order in which they started."""
-        return [self.lmcache, self.vllm] if self.lmcache else [self.vllm]
+        return [*([self.lmcache] if self.lmcache else []), self.vllm, *self.more]
 
 
 @asynccontextmanager
-async def start(settings: Settings | None = None, *, lmcache: bool = True) -> AsyncIterator[Stack]:
+async def start(
+    settings: Settings | None = None, *, lmcache: bool = True, instances: int = 1
+) -> AsyncIterator[Stack]:
     """Servers that answer, stopped again at the end; raises ExitedAtStart."""
     settings = settings or Settings()
     async with AsyncExitStack() as exits:
@@ -62,10 +66,12 @@ async def start(settings: Settings | None = None, *, lmcache: bool = True) -> As
             cache = FakeLmcache(settings, folder)
             exits.push_async_callback(cache.stop)
             await cache.start()
-        vllm = FakeVllm(settings, cache.url if cache else None)
-        exits.push_async_callback(vllm.stop)
-        await vllm.start()
-        yield Stack(vllm, cache)
+        vllms = []
+        for _ in range(instances):
+            vllms.append(FakeVllm(settings, cache.url if cache else None))
+            exits.push_async_callback(vllms[-1].stop)
+            await vllms[-1].start()
+        yield Stack(vllms[0], cache, tuple(vllms[1:]))
 
 
 async def serve(server: FakeServer, port: int) -> int:

@@ -56,7 +56,8 @@ REQUEST_FAULTS = {
 VLLM_FAULTS = {
     "reset_denied": "/reset_prefix_cache answers success: false and resets nothing",
     "reset_missing": "/reset_prefix_cache answers 404 (development endpoints off)",
-    "reset_not_done": "/reset_prefix_cache answers success: true and resets nothing",
+    "reset_not_done": "/reset_prefix_cache answers success: true and resets nothing; value: the "
+    "first so many (default 0) still do",
     "never_registered": "vLLM never registers with LMCache, and serves without it",
     "kv_cache_tokens": "L0 has value tokens instead of the set size",
     "block_tokens": "the log and the counters state value as block size",
@@ -66,8 +67,11 @@ LMCACHE_FAULTS = {
     "stale_id": "/status lists the id value (default 11), whom nobody stands behind",
     "stores_hang": "the first value L2 stores (default 0) are written, no more",
     "store_fails": "the L2 stores with the numbers in value (default [1]) fail",
+    "cut_record": "the first value records (default 1) are half as long when it stops",
+    "lost_records": "the first value records (default 1) are gone when it stops",
     "load_fails": "L2 loads find no file",
     "l1_full": "the first value chunks (default 1) find no room in L1",
+    "clear_not_done": "/cache/clear answers ok and clears nothing; value: only the first so many",
     "odd_file": "a foreign file named value (default x.data) appears in the L2 folder",
     "old_status": "/status says gpu_context_meta, as older versions did",
 }
@@ -134,6 +138,7 @@ class Settings:
     prefix_caching: bool = True
     prompt_tokens_details: bool = True
     dev_endpoints: bool = True
+    connector: str = "LMCacheMPConnector"
 
     l1_chunks: int = 24
     l1_watermark: float = 0.8
@@ -158,6 +163,10 @@ class Settings:
     """Per chunk written to L2, behind the requests' backs."""
     noise_nat: float = 0.0
     """Logprobs differ by up to this between equal requests."""
+
+    leak_bytes_per_s: float = 0.0
+    leak_files_per_s: float = 0.0
+    """What every server's memory and open files grow by, as ``FakeDeployment.usage`` says."""
 
     children: int = 0
     """Child processes that a server process starts, as real ones do."""

@@ -47,6 +47,7 @@ class Stream:
         first: bool,
         last: bool,
         logprobs: int | None,
+        name_ids: bool,
         return_ids: bool,
         prompt: list[int],
     ) -> None:
@@ -59,7 +60,7 @@ class Stream:
             text = ""
         choice = _choice(
             text,
-            None if logprobs is None else _logprobs(top, logprobs),
+            None if logprobs is None else _logprobs(top, logprobs, name_ids=name_ids),
             "length" if last else None,
             prompt if return_ids and first else None,
             [top[0][0]] if return_ids else None,
@@ -151,13 +152,14 @@ def _choice(
     }
 
 
-def _logprobs(top: list[tuple[int, float]], count: int) -> dict[str, Any]:
+def _logprobs(top: list[tuple[int, float]], count: int, *, name_ids: bool) -> dict[str, Any]:
     token, value = top[0]
+    name = (lambda token: f"token_id:{token}") if name_ids else _word
     return {
         "text_offset": [0],
         "token_logprobs": [value],
-        "tokens": [_word(token)],
-        "top_logprobs": [{_word(token): value for token, value in top[: max(1, count)]}],
+        "tokens": [name(token)],
+        "top_logprobs": [{name(token): value for token, value in top[: max(1, count)]}],
     }
 
 

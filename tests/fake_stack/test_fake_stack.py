@@ -568,6 +568,7 @@ async def test_a_launch_is_what_workloads_expect(tmp_path: Path) -> None:
         assert [state.running for state in deployment.state()] == [True, True]
         deployment.check_alive()
         assert await deployment.reset_local_cache() is True
+        assert await deployment.clear_memory_tier() is True
     kinds = [record.kind for record in written if isinstance(record, Event)]
     assert kinds == ["launching", "ready", "probe", "stopping", "stopped"]
     probe = next(r for r in written if isinstance(r, Event) and r.kind == "probe")
@@ -576,6 +577,7 @@ async def test_a_launch_is_what_workloads_expect(tmp_path: Path) -> None:
     assert probe.detail["local_reset"] is True
     async with start("baseline", 2) as deployment:
         assert deployment.lmcache_url is None
+        assert await deployment.clear_memory_tier() is None
         assert deployment.l2_path is None
         assert deployment.facts["facts"]["kv_cache_tokens"] == 256
 

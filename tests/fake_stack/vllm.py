@@ -49,6 +49,7 @@ class FakeVllm(FakeServer):
         self.lmcache_url = lmcache_url
         self.connected = False
         self.requests = 0
+        self._resets = 0
         odd_size, odd_block = self.fault("kv_cache_tokens"), self.fault("block_tokens")
         self.kv_cache_tokens = int(odd_size.value) if odd_size else settings.l0_tokens
         self.stated_block = int(odd_block.value) if odd_block else settings.block_tokens
@@ -92,6 +93,8 @@ class FakeVllm(FakeServer):
         local = self._local_hit(ids, everything="warm_local" in faults)
         found = await self._look_up(ids, faults)
         l1, l2 = found["l1"], found["l2"]
+        if found.get("damaged"):
+            faults.setdefault("wrong_logprobs", None)
         external = max(0, l1 + l2 - local)
         from_l2 = min(external, l2)
         restoring_s = settings.ttft_s(external, l1=external - from_l2, l2=from_l2)
@@ -199,7 +202,9 @@ class FakeVllm(FakeServer):
         if self.fault("reset_denied"):
             await reply.json({"success": False})
             return
-        if not self.fault("reset_not_done"):
+        self._resets += 1
+        broken = self.fault("reset_not_done")
+        if not broken or self._resets <= (broken.value or 0):
             self._l0.clear()
         if request.query.get("reset_external") == "true" and self.connected:
             await self._tell_lmcache("/cache/clear", {})
@@ -282,6 +287,7 @@ class FakeVllm(FakeServer):
                 first=place == 0,
                 last=last,
                 logprobs=body.get("logprobs"),
+                name_ids=bool(body.get("return_tokens_as_token_ids")),
                 return_ids=bool(body.get("return_token_ids")),
                 prompt=ids,
             )

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvlab import i18n, report
 from tests.builders import make_run
+from tests.report import acceptance_cases, groups_cases, restart_cases, tier_cases
 
 Summary = dict[str, Any]
 
@@ -114,4 +115,8 @@ def every() -> dict[str, Summary]:
     found["recomputed"]["ttft_ms"]["lmcache"]["by_tier"] = {"recompute": {"median": 1.0, "n": 1}}
     found["low bound"] = summary()
     found["low bound"]["workload"]["speedup_bound"] = 7.2
+    found |= dict(groups_cases.cases(summary()))
+    found |= dict(acceptance_cases.cases(summary()))
+    found |= dict(tier_cases.cases(summary()))
+    found |= dict(restart_cases.cases(summary()))
     return found

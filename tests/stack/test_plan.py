@@ -162,3 +162,24 @@ def test_shell_text_survives_a_shell() -> None:
 def test_an_unknown_scenario_is_refused() -> None:
     with pytest.raises(UsageError, match="no scenario 'b'"):
         plan.plan(profile.load("embedded"), "b")
+
+
+def test_shared_starts_several_vllm_on_one_lmcache() -> None:
+    chosen = profile.load("embedded", {"experiments.shared_cache.instances": 3})
+    place = plan.Place(vllm_port=1, more_vllm_ports=(2, 3), lmcache_port=4, lmcache_http_port=5)
+    steps = plan.plan(chosen, "shared", place)
+    assert [service.name for service in steps.services] == ["lmcache", "vllm", "vllm-2", "vllm-3"]
+    assert [service.ports for service in steps.services[1:]] == [(1,), (2,), (3,)]
+    configs = {
+        service.argv[service.argv.index("--kv-transfer-config") + 1]
+        for service in steps.services[1:]
+    }
+    assert len(configs) == 1
+
+
+def test_instances_count_up_from_a_set_port() -> None:
+    chosen = profile.load("embedded", {"engine.port": 8100})
+    assert [service.ports for service in plan.plan(chosen, "shared").services[1:]] == [
+        (8100,),
+        (8101,),
+    ]

@@ -103,6 +103,7 @@ async def test_a_launch_is_ready_proven_and_gone_afterwards(run: RunDir) -> None
         (reading,) = await stack.scrape(only="lmcache")
         assert reading.error is None
         assert await stack.reset_local_cache() is True
+        assert await stack.clear_memory_tier() is True
         trees = [pid for one in stack.servers for pid in one.tree()]
         assert len(trees) >= 4
         stack.check_alive()
@@ -549,3 +550,21 @@ def test_free_ports_are_distinct_and_can_be_bound() -> None:
             ports.refuse_taken([found[0]], "127.0.0.1")
     with pytest.raises(HostBusy, match=r"cannot listen on 192\.0\.2\.1"):
         ports.refuse_taken([found[1]], "192.0.2.1")
+
+
+async def test_instances_share_one_lmcache_and_stop_one_by_one(run: RunDir) -> None:
+    profile = fake_stack.profile()
+    make = fake(profile, "shared")
+    async with process.launch(
+        profile, "shared", repeat=1, run=run, nonce="n", plan_for=make, probe=False
+    ) as stack:
+        assert stack.names("vllm") == ["vllm", "vllm-2"]
+        assert len(set(stack.facts["registered_ids"])) == 2
+        assert [reading.source for reading in await stack.scrape()] == ["lmcache", "vllm", "vllm-2"]
+        used = stack.usage()
+        assert {one.service for one in used} == {"lmcache", "vllm", "vllm-2"}
+        assert all(one.rss_bytes > 0 and one.files > 0 for one in used)
+        await stack.stop("vllm")
+        stack.check_alive()
+        assert await stack.reset_local_cache() is True
+        assert {one.service for one in stack.usage()} == {"lmcache", "vllm-2"}
