@@ -97,6 +97,7 @@ async def run_async(
     runtime; tests hand in theirs. A run that does not finish is kept and marked ``partial``.
     """
     recipe = _recipe(experiment, control=control)
+    runs = rundir.from_home(runs)
     if resume is not None:
         manifest = _resumable(resume, experiment).manifest
         chosen = profile.from_dict(manifest["profile"], f"profile of {resume}")

@@ -175,6 +175,18 @@ def test_a_full_disk_is_one_sentence_and_keeps_what_is_written(tmp_path: Path) -
     assert [r.index for r in RunDir.open(run.path).requests()] == [0]
 
 
+def test_relative_paths_start_at_home_where_one_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path)
+    monkeypatch.setenv("KVLAB_HOME", str(tmp_path))
+    assert RunDir.open("r1").id == "r1"
+    assert RunDir.open(tmp_path / "r1").id == "r1"
+    monkeypatch.delenv("KVLAB_HOME")
+    with pytest.raises(RunFolderError):
+        RunDir.open("r1")
+
+
 def test_run_ids_name_time_experiment_profile_and_hash() -> None:
     from datetime import UTC, datetime
 

@@ -21,8 +21,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The contents of the wheel, as an installation lays them out."""
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-        + ["--disable-pip-version-check", "--wheel-dir", str(folder), str(ROOT)],
+        [
+            *(sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"),
+            *("--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)),
+        ],
         check=True,
     )
     (wheel,) = folder.glob("kvlab-*.whl")
