@@ -45,7 +45,7 @@ report: env ## render the reports of RUN again
 	$(KVLAB) report $(RUN)
 
 lab: engine ## open the notebooks in JupyterLab
-	$(BIN)/jupyter lab notebooks
+	KVLAB_HOME=$(CURDIR) $(BIN)/jupyter lab notebooks
 
 docs: env ## check that the documentation is complete
 	$(BIN)/pytest -q tests/test_docs.py

@@ -49,6 +49,10 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)
+    except OSError as error:  # a full disk, a folder that cannot be written
+        typer.echo(f"kvlab: {error.filename or 'the system'}: {error.strerror or error}", err=True)
+        typer.echo("hint: check that the place exists and may be written", err=True)
+        sys.exit(1)
 
 
 def _version(wanted: bool) -> None:
@@ -298,6 +302,8 @@ def _languages(text: str) -> list[str]:
             raise UsageError(
                 f"there is no language {language!r}", hint=f"known: {', '.join(i18n.LANGUAGES)}"
             )
+    if not languages:
+        raise UsageError("no language is named", hint=f"known: {', '.join(i18n.LANGUAGES)}")
     return languages
 
 

@@ -143,6 +143,7 @@ async def run_async(
     runtime; tests hand in theirs. A run that does not finish is kept and marked ``partial``.
     """
     recipe = _recipe(experiment, control=control)
+    runs = rundir.from_home(runs)
     if resume is not None:
         manifest = _resumable(resume, experiment).manifest
         chosen = profile.from_dict(manifest["profile"], f"profile of {resume}")
@@ -230,8 +231,14 @@ def _watched(
 
 
 def _resumable(path: Path, experiment: str) -> RunDir:
-    """The interrupted run at ``path``; RunFolderError when there is nothing of it to continue."""
+    """The interrupted run at ``path``; RunFolderError when it cannot be continued here."""
     folder = RunDir.open(path)
+    missing = [key for key in ("profile", "arms", "nonce") if folder.manifest.get(key) is None]
+    if missing:
+        raise RunFolderError(
+            f"the manifest of {path} is not whole: it lacks {', '.join(missing)}",
+            hint="restore manifest.json from a copy, or measure anew without --resume",
+        )
     if folder.manifest.get("status") == "complete":
         raise RunFolderError(
             f"{path} is complete: there is nothing to resume",
@@ -242,16 +249,27 @@ def _resumable(path: Path, experiment: str) -> RunDir:
             f"{path} is a run of {folder.manifest.get('experiment')}, not of {experiment}",
             hint=f"kvlab run {folder.manifest.get('experiment')} --resume {path}",
         )
+    if folder.manifest.get("fingerprint") not in (None, host.fingerprint(host.facts(path))):
+        raise RunFolderError(
+            f"{path} was begun on another machine, whose times do not go with those of this one",
+            hint="resume it there, or measure anew without --resume",
+        )
     return folder
 
 
 def _mark_dead(runs: Path) -> None:
-    """Runs that say they are running while this process holds the machine were killed."""
+    """Runs that say they are running while this process holds the machine were killed.
+
+    Those of another machine, on a shared disk, may well be alive.
+    """
+    here = None
     for path in runs.glob("*/manifest.json"):
         with suppress(KvlabError):  # a damaged folder is not ours to mend
             folder = RunDir.open(path.parent)
             if folder.manifest.get("status") == "running":
-                folder.update_manifest(status="partial")
+                here = here or host.fingerprint(host.facts(runs))
+                if folder.manifest.get("fingerprint") == here:
+                    folder.update_manifest(status="partial")
 
 
 def _reopen(folder: RunDir) -> RunDir:

@@ -6,6 +6,7 @@ This is the only reader of profiles. An unknown key is refused with the nearest 
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from kvlab import shapes
 from kvlab.errors import ProfileError
 from kvlab.rundir import sha256_json
 
@@ -29,7 +31,9 @@ Scalar = str | int | float | bool | None
 class Part(BaseModel):
     """Every part of a profile: frozen, and strict about unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False
+    )
 
 
 class Model(Part):
@@ -364,6 +368,12 @@ def _contradictions(profile: Profile) -> Iterable[str]:
                 f"prefix ({work.prefix_tokens}) and breaker ({work.breaker_tokens}) leave no "
                 f"suffix in {work.context_tokens} tokens; lower workload.prefix_ratio"
             )
+    asked = work.contexts * profile.experiments.two_round.repeats
+    if asked > shapes.MOST_REQUESTS:
+        yield (
+            f"{asked:,} requests per arm and round are more than the {shapes.MOST_REQUESTS:,} that "
+            "a run may hold; lower workload.contexts or experiments.two_round.repeats"
+        )
     if work.context_tokens + work.output_tokens > engine.max_model_len:
         yield (
             f"workload.context_tokens {work.context_tokens} plus {work.output_tokens} output "
@@ -518,6 +528,14 @@ def _validate(tree: dict[str, Any], origin: str) -> Profile:
         profile = Profile.model_validate(tree)
     except ValidationError as error:
         raise _profile_error(error, origin) from error
+    try:  # flags may hold any value; a manifest must be able to hold it, and to be read again
+        held = json.dumps(profile.model_dump(by_alias=True), ensure_ascii=False, default=str)
+        shapes.loads(held.encode())
+    except ValueError as error:
+        raise ProfileError(
+            f"{origin} holds a value that no run folder can keep: {error}",
+            hint="give flags plain text, numbers or lists",
+        ) from error
     if profile.schema_version != SCHEMA:
         raise ProfileError(
             f"{origin} has schema {profile.schema_version}; this kvlab reads {SCHEMA}",

@@ -28,6 +28,7 @@ STREAMS: dict[type, str] = {
     Scrape: "counters.jsonl",
     Event: "events.jsonl",
 }
+HOME_VARIABLE = "KVLAB_HOME"
 UNSEALED = ("SHA256SUMS", "l2", "lock")
 """What the checksums leave out: themselves, the cache's own folder and the lock."""
 
@@ -46,6 +47,15 @@ class Line:
     complaint: str | None = None
     torn: bool = False
     """It was cut by the death of its writer."""
+
+
+def from_home(path: Path | str) -> Path:
+    """The path, relative ones from KVLAB_HOME where that is set.
+
+    JupyterLab starts a kernel in the notebook's own folder; ``make lab`` sets KVLAB_HOME, so that
+    ``data/runs`` means the same there as on the command line.
+    """
+    return Path(os.environ.get(HOME_VARIABLE, ".")) / path
 
 
 class RunDir:
@@ -95,7 +105,7 @@ class RunDir:
     @classmethod
     def open(cls, path: Path | str) -> RunDir:
         """The run at ``path``; refuses what is not a run, and runs of a newer schema."""
-        path = Path(path)
+        path = from_home(path)
         try:
             manifest = shapes.loads((path / "manifest.json").read_bytes())
         except FileNotFoundError as error:

@@ -115,8 +115,10 @@ def _is_facts(value: Any) -> bool:
 
 
 def _is_host(value: Any) -> bool:
-    names = isinstance(value, dict) and value.get("proxy_variables")
-    return _is_object(value) and (names is None or _lists(_is_text)(names))
+    if not isinstance(value, dict):
+        return False
+    names, memory = value.get("proxy_variables"), value.get("memory_gib")
+    return (names is None or _lists(_is_text)(names)) and (memory is None or _is_number(memory))
 
 
 KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -181,6 +183,7 @@ PROFILE = {
     "workload.shape": "str",
     "workload.prefix_ratio": "float | None",
     "cache.chunk_tokens": "count",
+    "cache.l1_size_gb": "float | None",
     "cache.separate_object_groups": "bool | None",
     "engine.block_tokens": "count",
     "engine.flags": "dict[str, Any] | None",
@@ -239,7 +242,7 @@ def profile_complaint(profile: Mapping[str, Any]) -> str | None:
         section: Any = profile
         for parent in parents:
             section = section.get(parent) if isinstance(section, dict) else None
-        if section is None and key in UNSET:
+        if key in UNSET and section in (None, {}):
             continue
         if not isinstance(section, dict):
             return f"{'.'.join(parents)} is not an object"

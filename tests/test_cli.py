@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kvlab import summary
+from tests.builders import make_run
+
 COMMANDS = (
     *("profiles", "check", "plan", "run", "report", "verify", "compare", "reproduce", "engine"),
     "clean",
@@ -69,8 +72,82 @@ def test_wrong_use_is_one_sentence_a_hint_and_exit_2(
     assert not list(tmp_path.iterdir())
 
 
+def test_reading_a_sound_run(tmp_path: Path) -> None:
+    run = _concluded(tmp_path)
+    done = kvlab("verify", str(run))
+    assert (done.returncode, done.stdout) == (0, f"{run}: verified\n")
+    done = kvlab("report", str(run), "--lang", "zh", "--out", str(tmp_path / "pages"))
+    assert done.returncode == 0
+    assert Path(done.stdout.strip()).is_file()
+    assert kvlab("compare", str(run), str(run)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "codes"),
+    [
+        ("manifest.json", "{", (2, 2, 2)),
+        ("manifest.json", '{"schema": 1, "run": "../../x"}', (2, 2, 2)),
+        ("manifest.json", '{"schema": 1, "run": "x", "status": "partial"}', (2, 2, 2)),
+        ("requests.jsonl", '{"queued_ns": NaN}\n{}\n', (1, 2, 2)),
+        ("counters.jsonl", "[" * 99_999 + "\n{}\n", (1, 2, 2)),
+        ("events.jsonl", '{"at_ns": 1e999, "kind": "x"}\n{}\n', (1, 2, 2)),
+        ("requests.jsonl", "", (1, 0, 0)),
+        ("summary.json", "[]", (1, 0, 0)),
+    ],
+)
+def test_reading_a_damaged_run_is_one_sentence(
+    tmp_path: Path, name: str, content: str, codes: tuple[int, int, int]
+) -> None:
+    run = _concluded(tmp_path)
+    (run / name).write_text(content)
+    words = (
+        ["verify", str(run)],
+        ["report", str(run), "--lang", "en", "--out", str(tmp_path / "pages")],
+        ["compare", str(run), str(run), "--different-hosts"],
+    )
+    for each, code in zip(words, codes, strict=True):
+        done = kvlab(*each)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        if code == 2:
+            assert done.stderr.startswith("kvlab: ")
+            assert [line.partition(":")[0] for line in done.stderr.splitlines()] == [
+                "kvlab",
+                "hint",
+            ]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--lang", ","], 2, "no language is named"),
+        (["--lang", "tr,de"], 2, "no language 'de'"),
+        (["--genre", "novel"], 2, "no report genre 'novel'"),
+        (["--out", "taken"], 1, "taken"),
+    ],
+)
+def test_a_report_that_cannot_be_written(
+    tmp_path: Path, words: list[str], code: int, said: str
+) -> None:
+    run = _concluded(tmp_path)
+    (tmp_path / "taken").write_text("a file")
+    done = kvlab("report", str(run), *words, cwd=tmp_path)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "hint: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def _concluded(tmp_path: Path) -> Path:
+    run = make_run(tmp_path, repeats=1, contexts=3)
+    summary.conclude(run)
+    return run.path
+
+
 def test_a_missing_engine_is_named_with_the_command_that_builds_it(tmp_path: Path) -> None:
-    done = kvlab("run", "two-round", "smoke", cwd=tmp_path, KVLAB_ENGINE=str(tmp_path / "none"))
+    # A lock of its own: a real measurement may be going on.
+    env = {"KVLAB_ENGINE": str(tmp_path / "none"), "TMPDIR": str(tmp_path)}
+    done = kvlab("run", "two-round", "smoke", cwd=tmp_path, **env)
     assert done.returncode == 2
     assert "make engine" in done.stderr
     assert "Traceback" not in done.stderr

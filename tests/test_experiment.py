@@ -5,14 +5,16 @@ The fake stack is for tests only; nothing of it is ever reported.
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvlab import experiment, profile, summary, verify
-from kvlab.errors import KvlabError, RunFolderError, UsageError
+from kvlab import client, experiment, profile, summary, verify
+from kvlab.errors import KvlabError, MeasurementError, RunFolderError, UsageError
 from kvlab.profile import Profile
 from kvlab.rundir import RunDir
 from kvlab.stack import Launch
@@ -113,7 +115,6 @@ async def test_the_control_shows_no_difference(
         (Fault("warm_start", tokens=70, visit="first", scenario="lmcache"), "round 1"),
         (Fault("error_before_token", **MEASURED, nth=2), "in-band error"),
         (Fault("truncated", **MEASURED, nth=1), "truncated stream"),
-        (Fault("prompt_tokens", 13, **MEASURED, nth=1), "prompt"),
         (Fault("cached_tokens", 16, **MEASURED, nth=1), "conservation"),
         (Fault("stores_missing", 1, tokens=70, visit="first", scenario="lmcache"), "stored"),
     ],
@@ -159,6 +160,145 @@ async def test_an_interrupted_run_resumes_at_the_missing_arm(
     assert not verify.verify(folder)
     with pytest.raises(RunFolderError, match="nothing to resume"):
         await run(path, tmp_path, resume=path)
+
+
+@pytest.mark.parametrize("by", [106, -13, 1])
+@pytest.mark.parametrize("visit", ["first", "again"])
+async def test_another_prompt_length_stops_the_run(
+    by: int, visit: Any, profile_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    """P-05, P-06: every later request would be wrong as well."""
+    other = Fault("prompt_tokens", by, tokens=70, visit=visit, scenario="lmcache")
+    told = f"planned 70, seen {70 + by} ({by:+d}): prefix shifted by {abs(by)}"
+    with pytest.raises(MeasurementError, match=re.escape(told)):
+        await run(profile_file(), tmp_path, other)
+    (path,) = (tmp_path / "runs").iterdir()
+    folder = RunDir.open(path)
+    assert folder.manifest["status"] == "partial"
+    assert folder.finished_arms() == {(1, "baseline")}
+    reasons = " ".join(summary.summarise(folder)["verdict"]["reasons"])
+    if visit == "again":
+        assert f"prefix shifted by {abs(by)}" in reasons
+
+
+@pytest.mark.parametrize("how", ["hang_before_headers", "hang_after_headers", "hang_after_token"])
+async def test_a_hang_fails_its_request_and_the_run_ends_in_order(
+    how: str, profile_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    """P-30: after the deadline, without a second try, and what was measured is kept."""
+    path = profile_file(**{"timeouts.request_s": 0.7})
+    folder = await run(path, tmp_path, Fault(how, **MEASURED, nth=3), Fault("keep_alive"))
+    verdict = summary.conclude(folder)["verdict"]
+    assert verdict["status"] == "invalid"
+    text = " ".join(verdict["reasons"])
+    assert "lmcache, repeat 1, measure: 1 of 6 failed (timeout), first at request 2" in text
+    asked = [r for r in folder.requests() if r.scenario == "lmcache" and r.round == "measure"]
+    assert [r.index for r in asked] == [0, 1, 2, 3, 4, 5]
+    assert [e.kind for e in folder.events()][-2:] == ["stopped", "run_finished"]
+    assert not verify.verify(RunDir.open(folder.path))
+
+
+@pytest.mark.parametrize(("oom", "said"), [(True, "OOM kill: lmcache"), (False, "lmcache stopped")])
+async def test_a_cache_server_that_dies_in_round_2_is_named(
+    oom: bool, said: str, profile_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    """P-29: the engine sails on, and the run does not."""
+    death = Fault("lmcache_dies", **MEASURED, nth=2)
+    with pytest.raises(KvlabError, match="lmcache stopped"):
+        await run(profile_file(), tmp_path, death, settings={"oom_killed": oom})
+    (path,) = (tmp_path / "runs").iterdir()
+    verdict = summary.summarise(RunDir.open(path))["verdict"]
+    assert verdict["status"] == "invalid"
+    assert said in " ".join(verdict["reasons"])
+
+
+async def _broken_off(profile_file: Callable[..., Path], tmp_path: Path) -> Path:
+    with pytest.raises(KvlabError):
+        await run(profile_file(), tmp_path, Fault("killed", **MEASURED, nth=3))
+    (path,) = (tmp_path / "runs").iterdir()
+    return path
+
+
+def _contents(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+async def test_a_run_that_is_going_on_cannot_be_resumed_and_is_not_touched(
+    profile_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    from kvlab import host
+
+    path = await _broken_off(profile_file, tmp_path)
+    RunDir.open(path).update_manifest(status="running")
+    before = _contents(path)
+    with host.exclusive(), pytest.raises(KvlabError, match="another measurement"):
+        await run(path, tmp_path, resume=path)
+    assert _contents(path) == before
+
+
+async def test_a_run_of_another_machine_or_experiment_cannot_be_resumed(
+    profile_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = await _broken_off(profile_file, tmp_path)
+    folder = RunDir.open(path)
+    for change, said in (
+        ({"fingerprint": "0" * 16}, "another machine"),
+        ({"experiment": "soak"}, "is a run of soak, not of two-round"),
+        ({"nonce": None}, "lacks nonce"),
+    ):
+        kept = dict(folder.manifest)
+        folder.update_manifest(**change)
+        before = _contents(path)
+        with pytest.raises(RunFolderError, match=said):
+            await run(path, tmp_path, resume=path)
+        assert _contents(path) == before
+        folder.update_manifest(**kept)
+
+
+async def test_a_killed_run_is_marked_partial_by_the_next_one(
+    profile_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    """P-49: what is killed by force cannot mark itself."""
+    path = await _broken_off(profile_file, tmp_path)
+    RunDir.open(path).update_manifest(status="running")
+    foreign = shutil.copytree(path, tmp_path / "runs" / "foreign")
+    RunDir.open(foreign).update_manifest(fingerprint="0" * 16)
+    (tmp_path / "runs" / "junk").mkdir()
+    (tmp_path / "runs" / "junk" / "manifest.json").write_text("{")
+    await run(profile_file(**{"workload.contexts": 7}), tmp_path)
+    assert RunDir.open(path).manifest["status"] == "partial"
+    assert RunDir.open(foreign).manifest["status"] == "running"
+
+
+async def test_a_resumed_run_that_is_killed_again_verifies_as_far_as_it_goes(
+    profile_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = await _broken_off(profile_file, tmp_path)
+    summary.conclude(RunDir.open(path))
+    with pytest.raises(KvlabError):
+        await run(path, tmp_path, Fault("killed", **MEASURED, nth=2), resume=path)
+    # A kill by force leaves neither checksums nor a summary of this part.
+    RunDir.open(path).reopen()
+    RunDir.open(path).update_manifest(status="running")
+    assert not verify.verify(RunDir.open(path))
+
+
+async def test_a_request_may_take_three_times_the_slowest_warm_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """P-30: then it counts as hung."""
+    from kvlab.workloads import two_round
+
+    monkeypatch.setattr(two_round, "LEAST_DEADLINE_S", 0.0)
+    chosen = fake_stack.profile(timeouts__request_s=60)
+    written: list[Any] = []
+    async with fake_stack.FakeLaunch(chosen, Settings(base_s=0.1))("baseline", 1) as stack:
+        arm = two_round.Arm(chosen, stack, written.append, "n")
+        async with client.connect(stack.vllm_url, model=stack.model) as sender:
+            await arm._warm_up(sender)
+    slowest_s = max(r.ttft_ns for r in written) / 1e9
+    assert slowest_s > 0.1
+    assert arm.deadline_s == pytest.approx(3 * slowest_s)
 
 
 async def test_a_second_run_on_the_same_machine_is_refused(

@@ -394,8 +394,8 @@ def test_the_drain(tmp_path: Path, values: dict[str, Any], holds: bool | None, t
     ("values", "holds", "text"),
     [
         ({"files": 0}, False, "disk tier empty"),
-        ({"files": 89}, False, "89 of 90 records are on disk"),
-        ({"files": 95}, True, "285 records on disk"),
+        ({"files": 99}, False, "99 of 100 records are on disk"),
+        ({"files": 105}, True, "315 records on disk"),
         ({"completed": None}, None, "not counted"),
     ],
 )
@@ -435,7 +435,9 @@ STEADY = [0.70, 0.69, 0.69, 0.70]
         ([3.40, 0.70, 0.69, 0.70], False),
         ([0.70, 0.70, 0.69, 0.70], True),
         ([3.40, 3.10, 0.69, 0.70], False),
-        ([1.30, 0.70, 0.69, 0.70], False),
+        ([1.30, 1.10, 0.69, 0.70], False),
+        ([2.20, 0.70, 0.69, 0.70], False),
+        ([1.40, 0.70, 0.69, 0.70], True),  # alone and below three times: a spike
         ([0.80, 0.70, 0.69, 0.70], True),
         ([2.40, 0.70, 2.00, 0.70], True),  # spikes anywhere are noise
     ],

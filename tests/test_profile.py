@@ -45,6 +45,12 @@ def refused(overrides: dict[str, object], base: str = "embedded") -> ProfileErro
         ({"runtime": "docker"}, "needs a container section", "docs/profiles.md"),
         ({"model.preset": None}, "a built model needs a preset", "docs/profiles.md"),
         ({"schema": 2}, "has schema 2", "update kvlab"),
+        ({"timeouts.round_s": float("inf")}, "timeouts.round_s", "docs/profiles.md"),
+        ({"timeouts.round_s": float("nan")}, "timeouts.round_s", "docs/profiles.md"),
+        ({"engine.flags.scale": float("nan")}, "no run folder can keep: NaN", "plain text"),
+        ({"engine.flags.seed": 10**30}, "no run folder can keep", "plain text"),
+        ({"engine.flags.name": "\ud83d"}, "no run folder can keep", "plain text"),
+        ({"workload.contexts": 10**12}, "are more than the 1,000,000", "lower workload.contexts"),
         ({"workload": 3}, "workload", "docs/profiles.md"),
     ],
 )

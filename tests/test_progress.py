@@ -39,7 +39,8 @@ def test_an_empty_plan_is_done() -> None:
 
 
 def test_steps_of_a_two_round_run() -> None:
-    steps = two_round.steps(profile.load("embedded"), ("baseline", "lmcache"))
+    chosen = profile.load("embedded", {"experiments.two_round.repeats": 3})
+    steps = two_round.steps(chosen, ("baseline", "lmcache"))
     assert steps["launch:baseline"] == 3
     assert steps["request:lmcache:measure"] == 48
     assert steps["drain:baseline"] == 0

@@ -100,6 +100,33 @@ def test_unfinished_arms_are_set_aside_and_kept(tmp_path: Path) -> None:
     assert run.set_aside_unfinished() == 0
 
 
+def test_a_torn_line_does_not_outlive_the_resumption(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    run.append(request(0))
+    run.append(Event(at_ns=1, kind="arm_finished", scenario="baseline", repeat=1))
+    run.seal()
+    run.write_summary({"old": 1})
+    with (run.path / "events.jsonl").open("ab") as stream:
+        stream.write(b'{"at_ns":2,"kind":"laun')
+    again = RunDir.open(run.path)
+    again.reopen()
+    assert again.set_aside_unfinished() == 0
+    assert again.sealed_checksums() is None
+    assert again.read_summary() is None
+    again.append(Event(at_ns=3, kind="run_started"))
+    lines = (run.path / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["arm_finished", "run_started"]
+
+
+def test_half_a_character_from_a_server_does_not_end_the_run(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    run.append(Event(at_ns=1, kind="failure", detail={"error": "bad \ud83d"}))
+    run.update_manifest(note="\udcff")
+    again = RunDir.open(run.path)
+    assert again.events()[0].detail == {"error": "bad ?"}
+    assert again.manifest["note"] == "?"
+
+
 def test_sealing_notices_any_changed_byte(tmp_path: Path) -> None:
     run = make(tmp_path)
     run.append(request())
@@ -146,6 +173,18 @@ def test_a_full_disk_is_one_sentence_and_keeps_what_is_written(tmp_path: Path) -
         run.append(Event(at_ns=1, kind="run_started"))
     assert "--resume" in (caught.value.hint or "")
     assert [r.index for r in RunDir.open(run.path).requests()] == [0]
+
+
+def test_relative_paths_start_at_home_where_one_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path)
+    monkeypatch.setenv("KVLAB_HOME", str(tmp_path))
+    assert RunDir.open("r1").id == "r1"
+    assert RunDir.open(tmp_path / "r1").id == "r1"
+    monkeypatch.delenv("KVLAB_HOME")
+    with pytest.raises(RunFolderError):
+        RunDir.open("r1")
 
 
 def test_run_ids_name_time_experiment_profile_and_hash() -> None:

@@ -166,6 +166,9 @@ def test_failed_requests_stay_visible(tmp_path: Path) -> None:
         "completed": 35,
         "failed": 1,
         "reasons": {"truncated stream": 1},
+        "planned_tokens": [1121],
+        "prompt_tokens": [1121],
+        "first_token_fields": {"text": 35},
     }
     assert found["ttft_series_ms"]["lmcache"]["measure"][1][3] is None
     assert found["ttft_ms"]["lmcache"]["n"] == 17

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,18 +14,26 @@ import pytest
 
 from kvlab import verify
 from kvlab.rundir import RunDir
-from tests.engine.test_two_round import ours, wait_for
+from tests.engine.test_two_round import TRIES, is_noise, ours, wait_for
 
 pytestmark = pytest.mark.engine
 
 
 def command(tmp_path: Path) -> list[str]:
     kvlab = [sys.executable, "-m", "kvlab.cli", "reproduce", "smoke"]
+    kvlab += ["--experiment", "two-round"]
     return [*kvlab, "--runs", str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]
 
 
 def test_it_ends_with_a_verdict_and_three_pages_that_open_offline(tmp_path: Path) -> None:
-    done = subprocess.run(command(tmp_path), capture_output=True, text=True, check=False)
+    for _ in range(TRIES):
+        for folder in (tmp_path / "runs", tmp_path / "reports"):
+            shutil.rmtree(folder, ignore_errors=True)
+        done = subprocess.run(command(tmp_path), capture_output=True, text=True, check=False)
+        (run,) = (tmp_path / "runs").iterdir()
+        summary = RunDir.open(run).read_summary()
+        if summary and not is_noise(summary["verdict"]):
+            break
     assert done.returncode == 0, done.stdout + done.stderr
     assert "two-round: proven" in done.stdout
     assert re.search(r"\d+% · ETA .* two-round", done.stderr)
@@ -36,7 +45,6 @@ def test_it_ends_with_a_verdict_and_three_pages_that_open_offline(tmp_path: Path
         html = page.read_text(encoding="utf-8")
         assert not re.search(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=[\"']https?:", html)
         assert "Traceback" not in html
-    (run,) = (tmp_path / "runs").iterdir()
     assert len(list((run / "notebooks").glob("*.ipynb"))) == 5
     assert not verify.verify(RunDir.open(run))
 

@@ -49,6 +49,8 @@ CAUTIONS = {
     "bound-exceeded": {"speedup": 9.5, "bound": 5.0},
     "tie": {"flipped": 1, "pairs": 18},
     "sender-delay": {"p90_ms": 3.2},
+    "slow-send": {"requests": 9, "total": 72},
+    "first-byte-differs": {"requests": 2},
     "first-event-differs": {"requests": 2},
     "buffered": {"requests": 2},
     "odd-files": {"files": 1},
