@@ -149,7 +149,9 @@ def plan(
 
 @app.command(epilog="Example: kvlab run two-round embedded --repeats 3 --set workload.contexts=20")
 def run(
-    experiment: Annotated[str, typer.Argument(help="two-round")],
+    experiment: Annotated[
+        str, typer.Argument(help="two-round, restart, object-groups, acceptance, shared-cache, …")
+    ],
     profile: Profile = "embedded",
     repeats: Annotated[int | None, typer.Option(min=1, help="Repeats of each scenario.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue this interrupted run.")] = None,
