@@ -214,6 +214,8 @@ def _kept(folder: RunDir) -> Iterator[None]:
     finally:
         folder.on_append = None
         folder.append(Event(at_ns=now_ns(), kind="run_finished", detail={"status": status}))
+        with suppress(OSError):  # records that a workload keeps are its own to remove
+            (folder.path / "l2").rmdir()
         folder.update_manifest(status=status, host_after=host.facts(folder.path))
         folder.seal()
 
