@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
-from kvlab.rundir import RunDir
+from kvlab.rundir import RunDir, from_home
 
 Summary = dict[str, Any]
 
@@ -33,19 +33,31 @@ ABOUT = (
 def load(run: RunDir | Path | str, others: Iterable[RunDir | Path | str] = ()) -> Summary:
     """The summary of a run, rebuilt from its records, with ``about``: what the manifest knows.
 
-    ``others`` are runs of other experiments, which become sections of the same report.
+    ``others`` are runs of other experiments, which become sections of the same report. The path of
+    a folder that holds the runs of one reproduction stands for all of them.
     """
     from kvlab import summary
 
+    if not isinstance(run, RunDir) and (below := runs_below(run)):
+        (whole,) = load_all(below)[:1]
+        return whole
     folder = run if isinstance(run, RunDir) else RunDir.open(run)
     found = with_manifest(summary.summarise(folder), folder.manifest)
     beside = [load(other) for other in others]
     return {**found, "others": {one["experiment"]: one for one in beside}} if beside else found
 
 
+def runs_below(path: Path | str) -> list[Path]:
+    """The run folders right below a folder that is no run itself, in the order of their time."""
+    place = from_home(path)
+    if (place / "manifest.json").exists():
+        return []
+    return sorted(manifest.parent for manifest in place.glob("*/manifest.json"))
+
+
 def load_all(runs: Sequence[Path | str]) -> list[Summary]:
     """One summary per report: runs of other experiments join the only two-round run among them."""
-    folders = [RunDir.open(run) for run in runs]
+    folders = [RunDir.open(one) for run in runs for one in (runs_below(run) or [run])]
     whole = [folder for folder in folders if folder.manifest.get("experiment") == "two-round"]
     if len(whole) != 1:
         return [load(folder) for folder in folders]

@@ -292,3 +292,10 @@ def test_load_rebuilds_the_summary_from_the_folder(tmp_path: Path) -> None:
     assert loaded["about"]["host"]["python"] == "3.11.7"
     assert "clocks" not in loaded["about"]
     assert report.load(folder) == loaded
+
+
+def test_a_folder_of_runs_is_read_as_one_reproduction(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    assert report.load(tmp_path)["run"] == run.id
+    assert [one["run"] for one in report.load_all([tmp_path])] == [run.id]
+    assert report.load(run.path) == report.load(tmp_path)
