@@ -289,7 +289,7 @@ async def test_a_request_may_take_three_times_the_slowest_warm_up(
     """P-30: then it counts as hung."""
     from kvlab.workloads import two_round
 
-    monkeypatch.setattr(two_round, "LEAST_DEADLINE_S", 0.0)
+    monkeypatch.setattr("kvlab.workloads.arm.LEAST_DEADLINE_S", 0.0)
     chosen = fake_stack.profile(timeouts__request_s=60)
     written: list[Any] = []
     async with fake_stack.FakeLaunch(chosen, Settings(base_s=0.1))("baseline", 1) as stack:

@@ -57,7 +57,7 @@ def runs_below(path: Path | str) -> list[Path]:
 
 def load_all(runs: Sequence[Path | str]) -> list[Summary]:
     """One summary per report: runs of other experiments join the only two-round run among them."""
-    folders = [RunDir.open(one) for run in runs for one in (runs_below(run) or [run])]
+    folders = [RunDir.open(one) for run in runs for one in (runs_below(run) or [Path(run)])]
     whole = [folder for folder in folders if folder.manifest.get("experiment") == "two-round"]
     if len(whole) != 1:
         return [load(folder) for folder in folders]

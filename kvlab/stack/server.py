@@ -44,6 +44,9 @@ LOADER_VARIABLES = ("PATH", "LD_LIBRARY_PATH")
 """What Python itself may need to start, all that a guard gets."""
 
 
+LONGEST_FOLDER = 50
+
+
 class Server:
     """One service under its guard."""
 
@@ -81,7 +84,7 @@ class Server:
 
     async def start(self, stop_s: float) -> None:
         """Start the guard, and through it the server; raises StackNotReady when it cannot run."""
-        self.temporary = Path(tempfile.mkdtemp(prefix=leftovers.FOLDER_PREFIX))
+        self.temporary = Path(tempfile.mkdtemp(prefix=leftovers.FOLDER_PREFIX, dir=_short_folder()))
         order: guard.Order = {
             "owner": os.getpid(),
             "argv": list(self.service.argv),
@@ -199,6 +202,15 @@ class Server:
             hint="free memory, or ask less of it" if self.oom_killed else f"see {self.log}",
             log_tail=logs.tail(self.log),
         )
+
+
+def _short_folder() -> str:
+    """Where servers keep their sockets: the system refuses a socket's path of 108 letters or more.
+
+    vLLM adds a name of 36 letters to the folder that it is given, which adds its own to this one.
+    """
+    usual = tempfile.gettempdir()
+    return usual if len(usual) <= LONGEST_FOLDER else "/tmp"  # noqa: S108 - mkdtemp makes it ours
 
 
 def environment_of(service: Service, temporary: Path) -> dict[str, str]:
