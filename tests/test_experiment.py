@@ -287,18 +287,18 @@ async def test_a_request_may_take_three_times_the_slowest_warm_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """P-30: then it counts as hung."""
-    from kvlab.workloads import two_round
+    from kvlab.workloads import arm
 
     monkeypatch.setattr("kvlab.workloads.arm.LEAST_DEADLINE_S", 0.0)
     chosen = fake_stack.profile(timeouts__request_s=60)
     written: list[Any] = []
     async with fake_stack.FakeLaunch(chosen, Settings(base_s=0.1))("baseline", 1) as stack:
-        arm = two_round.Arm(chosen, stack, written.append, "n")
         async with client.connect(stack.vllm_url, model=stack.model) as sender:
-            await arm._warm_up(sender)
+            visitor = arm.Arm(chosen, stack, written.append, "n", sender)
+            await visitor.warm_up()
     slowest_s = max(r.ttft_ns for r in written) / 1e9
     assert slowest_s > 0.1
-    assert arm.deadline_s == pytest.approx(3 * slowest_s)
+    assert visitor.deadline_s == pytest.approx(3 * slowest_s)
 
 
 async def test_a_second_run_on_the_same_machine_is_refused(
