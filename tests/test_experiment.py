@@ -292,10 +292,12 @@ async def test_a_request_may_take_three_times_the_slowest_warm_up(
     monkeypatch.setattr("kvlab.workloads.arm.LEAST_DEADLINE_S", 0.0)
     chosen = fake_stack.profile(timeouts__request_s=60)
     written: list[Any] = []
-    async with fake_stack.FakeLaunch(chosen, Settings(base_s=0.1))("baseline", 1) as stack:
-        async with client.connect(stack.vllm_url, model=stack.model) as sender:
-            visitor = arm.Arm(chosen, stack, written.append, "n", sender)
-            await visitor.warm_up()
+    async with (
+        fake_stack.FakeLaunch(chosen, Settings(base_s=0.1))("baseline", 1) as stack,
+        client.connect(stack.vllm_url, model=stack.model) as sender,
+    ):
+        visitor = arm.Arm(chosen, stack, written.append, "n", sender)
+        await visitor.warm_up()
     slowest_s = max(r.ttft_ns for r in written) / 1e9
     assert slowest_s > 0.1
     assert visitor.deadline_s == pytest.approx(3 * slowest_s)
