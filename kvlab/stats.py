@@ -66,6 +66,7 @@ class Ratio:
 def ratio(numerator: Arm, denominator: Arm, *, seed: int) -> Ratio | None:
     """How many times larger the first arm's statistic is, with a 95 % interval; None: no pairs.
 
+    Values must be positive, as times are: with any other there is no ratio, so None.
     Hierarchical bootstrap: repeats are drawn with replacement, then contexts within each, the same
     ones for both arms. Three repeats are few: bootstrap intervals over so few units are too short
     (with three, the plain percentile interval misses a true ratio of 1 about one time in four).
@@ -81,7 +82,8 @@ def _ratio(numerator: Arm, denominator: Arm, seed: int, confidence: float) -> Ra
     pairs = _pairs(numerator, denominator)
     top, bottom = arm_median(numerator), arm_median(denominator)
     units = len(pairs) if len(pairs) > 1 else sum(len(pair[0]) for pair in pairs)
-    if units < 2 or top is None or bottom is None:
+    positive = all(bool((values > 0).all()) for pair in pairs for values in pair)
+    if units < 2 or not positive or top is None or bottom is None:
         return None
     value = top / bottom
     low, high = np.quantile(_resample(pairs, seed), [(1 - confidence) / 2, (1 + confidence) / 2])

@@ -62,6 +62,15 @@ def test_the_published_speedup() -> None:
     assert "3 repeats" in found.method
 
 
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_a_time_that_is_not_positive_has_no_ratio(value: float) -> None:
+    whole = {1: {0: 2.0, 1: 3.0}, 2: {0: 2.5, 1: 3.5}}
+    broken = {1: {0: value, 1: 3.0}, 2: {0: 2.5, 1: 3.5}}
+    assert stats.ratio(whole, broken, seed=0) is None
+    assert stats.ratio(broken, whole, seed=0) is None
+    assert stats.ratio(whole, whole, seed=0) is not None
+
+
 def test_a_ratio_needs_two_pairs() -> None:
     assert stats.ratio({}, {}, seed=0) is None
     assert stats.ratio({1: {0: 1.0}}, {1: {0: 1.0}}, seed=0) is None

@@ -87,7 +87,7 @@ def decode(
             ),
         ),
     }
-    if not all(per_token.values()):
+    if not all(stats.repeat_medians(values) for values in per_token.values()):
         return found
     found["time_per_output_token_ms"] = {
         arm: {
@@ -106,7 +106,11 @@ def decode(
 def _per_token_ms(
     plan: Plan, asked: Sequence[RequestRecord], arm: str
 ) -> dict[int, dict[int, float]]:
-    """ms per output token after the first, by repeat and index; empty when an answer failed."""
+    """ms per output token after the first, by repeat and index; empty when an answer failed.
+
+    An answer that came whole in one piece, as a busy server's may, shows no time between its
+    tokens: it is left out, so ``n`` may be smaller than the requests.
+    """
     found: dict[int, dict[int, float]] = {}
     for record in asked:
         if record.scenario != arm:
@@ -115,8 +119,10 @@ def _per_token_ms(
         whole = record.error is None and record.completion_tokens == record.asked_tokens
         if not whole or more < 1 or record.first_token_ns is None or record.last_byte_ns is None:
             return {}
-        span_ms = ns_to_ms(record.last_byte_ns - record.first_token_ns)
-        found.setdefault(record.repeat, {})[record.index] = span_ms / more
+        times = found.setdefault(record.repeat, {})
+        if record.last_byte_ns > record.first_token_ns:
+            span_ms = ns_to_ms(record.last_byte_ns - record.first_token_ns)
+            times[record.index] = span_ms / more
     return found if len(found) == plan.repeats else {}
 
 

@@ -178,6 +178,28 @@ def test_an_answer_that_is_too_short_leaves_the_time_per_token_unknown(tmp_path:
     assert found["requests"]["lmcache"] == 9
 
 
+@pytest.mark.parametrize("whole", [1, 9])
+def test_an_answer_that_came_in_one_piece_shows_no_time_per_token(
+    whole: int, tmp_path: Path
+) -> None:
+    run = more(make_run(tmp_path))
+    rows = run.requests()
+    at_once = [r for r in rows if (r.scenario, r.round) == ("lmcache", "decode")][:whole]
+    path = run.path / "requests.jsonl"
+    path.write_text("")
+    for row in rows:
+        run.append(replace(row, last_byte_ns=row.first_token_ns) if row in at_once else row)
+    run.seal()
+    found = summary.conclude(run)["bill"]["decode"]
+    assert found["requests"]["lmcache"] == 9
+    if whole == 9:
+        assert "time_per_output_token_ms" not in found
+    else:
+        per_token = found["time_per_output_token_ms"]["lmcache"]
+        assert per_token["n"] == 8
+        assert per_token["median"] == pytest.approx(10, rel=0.02)
+
+
 def test_the_long_answers_leave_the_rounds_accounts_untouched(tmp_path: Path) -> None:
     before = summary.summarise(make_run(tmp_path / "a"))
     after = summary.summarise(more(make_run(tmp_path / "b")))
