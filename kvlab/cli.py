@@ -34,7 +34,14 @@ Set = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Runs = Annotated[Path, typer.Option(help="Where run folders are kept.")]
+L2Path = Annotated[Path, typer.Argument(help="The folder of an L2 adapter.")]
 RUNS = Path("data/runs")
+disk = typer.Typer(
+    help="See and prune the records in an L2 folder; LMCache's fs adapter never frees space.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(disk, name="disk")
 
 
 def main() -> None:
@@ -281,6 +288,53 @@ def clean(as_json: Json = False) -> None:
 
     stopped = process.sweep()
     typer.echo(_json(stopped) if as_json else f"{len(stopped)} left-over processes stopped")
+
+
+@disk.command(epilog="Example: kvlab disk inventory /mnt/nvme/lmcache-l2")
+def inventory(path: L2Path, as_json: Json = False) -> None:
+    """Count the records in an L2 folder: whose they are, how old, how large, and what is odd."""
+    from kvlab.disk import listing
+
+    told = listing.tell(path)
+    typer.echo(_json(told) if as_json else listing.text(told))
+
+
+@disk.command(epilog="Example: kvlab disk prune /mnt/nvme/lmcache-l2 --older-than 9d --yes")
+def prune(
+    path: L2Path,
+    older_than: Annotated[
+        str | None, typer.Option(metavar="AGE", help="Written longer ago: 36h, 9d, 2w.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Of this model.")] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="The least recently used, until 20GB are left."),
+    ] = None,
+    odd: Annotated[
+        bool, typer.Option("--odd", help="Also empty, short and old temporary files.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove them; without it, only list.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the records that all given rules apply to, and remove them with --yes."""
+    from kvlab.disk import listing
+
+    outcome = listing.prune(path, older_than, model, keep, odd=odd, yes=yes)
+    typer.echo(_json(outcome) if as_json else listing.pruned_text(outcome))
+
+
+@disk.command(epilog="Example: kvlab disk watch /mnt/nvme/lmcache-l2 --every 10m")
+def watch(
+    path: L2Path,
+    every: Annotated[str, typer.Option(metavar="TIME", help="Between two looks.")] = "1m",
+    looks: Annotated[int | None, typer.Option(min=1, help="Stop after so many.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print a line at every look: records, bytes, growth since the first look, days until full."""
+    from kvlab.disk import listing
+
+    for look in listing.watch(path, every, looks):
+        typer.echo(json.dumps(look) if as_json else listing.look_text(look))
 
 
 def _load(name: str, set_: list[str] | None) -> Any:

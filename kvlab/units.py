@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 GIB = 1 << 30
+_SPANS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
 def ns_to_ms(ns: int) -> float:
@@ -25,6 +28,17 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def seconds(text: str) -> float:
+    """The seconds of a span as people type it: ``90s``, ``15m``, ``36h``, ``7d``, ``2w``.
+
+    ValueError when it is none.
+    """
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,6})?)\s*([smhdw])\s*", text)
+    if match is None:
+        raise ValueError(f"{text!r} is no span of time; write it as 90s, 15m, 36h, 7d or 2w")
+    return float(match[1]) * _SPANS_S[match[2]]
 
 
 def byte_size(count: float) -> str:

@@ -7,7 +7,7 @@ not part of that name, so records of another configuration can be found, and loa
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,16 @@ def refuse_unstable(identity: Identity) -> None:
             f"fixed {SEED}: no record would be found after a restart",
             hint=f'set cache.env.{SEED} to "0", or a stable algorithm in cache.flags',
         )
+
+
+def usable_by(held: Identity | None, profiles: Iterable[Profile]) -> list[str] | None:
+    """The names of the profiles whose settings are those of the records; None: nothing tells.
+
+    What only running servers tell (versions, weights) is compared when a run starts.
+    """
+    if held is None:
+        return None
+    return [profile.name for profile in profiles if not differences(held, of(profile))]
 
 
 def _shown(value: Any) -> str:
