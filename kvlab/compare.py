@@ -66,8 +66,7 @@ def _arm(
         "arms": names,
         "median_ms": [s["ttft_ms"][n]["median"] for s, n in zip(summaries, names, strict=True)],
     }
-    seed = int((first.manifest.get("seeds") or {}).get("bootstrap", 0))
-    ratio = stats.ratio(_times(first, place), _times(second, place), seed=seed)
+    ratio = stats.ratio(_times(first, place), _times(second, place), seed=first.bootstrap_seed)
     if ratio is not None:
         found["ratio"] = {"value": ratio.value, "ci95": [ratio.low, ratio.high]}
     return found

@@ -250,14 +250,18 @@ def accounts(
     plan: Plan, requests: Sequence[RequestRecord], scrapes: Sequence[Scrape]
 ) -> list[Account]:
     """One account per round of the plan, also of those in which nothing was recorded."""
-    readings = Readings(scrapes)
-    latest = {(r.scenario, r.repeat, r.round, r.index): r for r in requests}
-    return [account(key, latest, readings, has_lmcache=key[0] in plan.cached) for key in plan.keys]
+    readings, asked = Readings(scrapes), latest(requests)
+    return [account(key, asked, readings, has_lmcache=key[0] in plan.cached) for key in plan.keys]
+
+
+def latest(requests: Sequence[RequestRecord]) -> dict[tuple[str, int, str, int], RequestRecord]:
+    """Requests by scenario, repeat, round and index; of one asked again, the last counts."""
+    return {(r.scenario, r.repeat, r.round, r.index): r for r in requests}
 
 
 def account(
     key: Key,
-    latest: Mapping[tuple[str, int, str, int], RequestRecord],
+    asked: Mapping[tuple[str, int, str, int], RequestRecord],
     readings: Readings,
     *,
     has_lmcache: bool,
@@ -271,7 +275,7 @@ def account(
     def lmcache(canonical: str) -> Change:
         return readings.grown(key, "lmcache", canonical)
 
-    ordered = sorted((k[3], record) for k, record in latest.items() if k[:3] == key)
+    ordered = sorted((k[3], record) for k, record in asked.items() if k[:3] == key)
     return Account(
         scenario=key[0],
         repeat=key[1],

@@ -166,6 +166,11 @@ class RunDir:
         """Every reading of the counters, in the order written."""
         return [records.from_json(Scrape, row) for row in self._rows(Scrape)]
 
+    @property
+    def bootstrap_seed(self) -> int:
+        """What the run's intervals are resampled with: the same seed gives the same intervals."""
+        return int((self.manifest.get("seeds") or {}).get("bootstrap", 0))
+
     def events(self) -> list[Event]:
         """Every event, in the order written."""
         return [records.from_json(Event, row) for row in self._rows(Event)]

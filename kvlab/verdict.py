@@ -17,7 +17,7 @@ class Verdict:
     """The claim and why; the first reason is the one that decided."""
 
     status: str
-    reasons: tuple[str, ...]
+    reasons: Sequence[str]
 
 
 def reach(invariants: Sequence[Invariant], speedup: Ratio | None, *, control: bool) -> Verdict:

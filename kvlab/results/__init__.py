@@ -1,4 +1,4 @@
 """What each experiment's records mean: one file each, ``summarise(run)`` and ``text(summary)``.
 
-The two-round A/B, which every other experiment builds on, has its own in ``kvlab.summary``.
+What their summaries share stands in ``frame`` (head and verdict) and ``entries`` (figures).
 """

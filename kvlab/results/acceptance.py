@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from kvlab import continuation, stats, summary, verdict
+from kvlab import continuation, stats, verdict
 from kvlab.continuation import Pair
 from kvlab.counters import Change
 from kvlab.errors import RunFolderError
@@ -19,8 +19,11 @@ from kvlab.evidence import Readings
 from kvlab.invariants import Invariant
 from kvlab.invariants.facts import weigh
 from kvlab.records import Event, RequestRecord
+from kvlab.results import entries
+from kvlab.results.frame import frame, verdict_lines
 from kvlab.rundir import RunDir
 from kvlab.units import ns_to_ms
+from kvlab.verdict import Verdict
 
 FIXED = ("block_tokens", "kv_cache_tokens", "max_num_batched_tokens", "hybrid_manager_off")
 """What every launch must state alike, beside the version of vLLM."""
@@ -175,45 +178,35 @@ def summarise(run: RunDir) -> dict[str, Any]:
     paths = {path.name: judge(facts, path, allowed) for path in facts.paths}
     control = judge(facts, CONTROL, allowed) if facts.has_control else None
     held = conditions(facts, floors, paths, control)
-    status, reasons = reach(held, paths)
-    return summary.clean(
-        {
-            "schema": summary.SCHEMA,
-            "experiment": run.manifest["experiment"],
-            "profile": facts.profile["name"],
-            "run": run.id,
-            "status": run.manifest.get("status"),
-            "verdict": {"status": status, "reasons": reasons},
-            "workload": workload(facts),
-            "connector": facts.profile["engine"].get("connector"),
-            "floor": {key: floors.get(key) for key in ("pairs", "median_nat", "max_nat")},
-            "tolerance_nat": allowed,
-            "paths": paths,
-            "cold": {"ttft_ms": times(facts, COLD), "served_tokens": facts.served(COLD)},
-            "resets": resets(facts),
-            "stores": stores(facts),
-            "negative_control": control
-            and {**control, "by_tail": by_tail(facts, CONTROL, allowed)},
-            "by_tail": by_tail(facts, _tail_path(facts), allowed),
-            "steps": steps(held, paths),
-            "needles": {"used": False, "reason": "random weights write no language to look in"}
-            if facts.profile["model"].get("source") == "built"
-            else None,
-            "time_s": summary.time_s(facts.events, run.requests()),
-            "invariants": [invariant.as_dict() for invariant in held],
-        }
-    )
+    reached = reach(held, paths)
+    figures = {
+        "workload": workload(facts),
+        "connector": facts.profile["engine"].get("connector"),
+        "floor": {key: floors.get(key) for key in ("pairs", "median_nat", "max_nat")},
+        "tolerance_nat": allowed,
+        "paths": paths,
+        "cold": {"ttft_ms": times(facts, COLD), "served_tokens": facts.served(COLD)},
+        "resets": resets(facts),
+        "stores": stores(facts),
+        "negative_control": control and {**control, "by_tail": by_tail(facts, CONTROL, allowed)},
+        "by_tail": by_tail(facts, _tail_path(facts), allowed),
+        "steps": steps(held, paths),
+        "needles": {"used": False, "reason": "random weights write no language to look in"}
+        if facts.profile["model"].get("source") == "built"
+        else None,
+        "time_s": entries.time_s(facts.events, run.requests()),
+    }
+    return frame(run, reached, figures, held)
 
 
 def text(found: Mapping[str, Any]) -> str:
     """The summary for a terminal: the verdict first, numbers only below a valid one."""
-    status = found["verdict"]["status"]
-    lines = [f"verdict: {status}", *(f"  - {reason}" for reason in found["verdict"]["reasons"])]
+    lines = verdict_lines(found)
     lines += [
         f"step {step['step']}, {step['name']}: {_word(step.get('holds'))}"
         for step in found["steps"]
     ]
-    if status == verdict.INVALID:
+    if found["verdict"]["status"] == verdict.INVALID:
         return "\n".join(lines)
     lines.append(
         f"cold against cold: {found['floor']['max_nat']:.3g} nat at most;"
@@ -335,9 +328,7 @@ def stores(facts: Facts) -> dict[str, Any]:
     }
 
 
-def reach(
-    held: Sequence[Invariant], paths: Mapping[str, Mapping[str, Any]]
-) -> tuple[str, list[str]]:
+def reach(held: Sequence[Invariant], paths: Mapping[str, Mapping[str, Any]]) -> Verdict:
     """The verdict and its reasons."""
     wrong = [
         f"fast but wrong: {name}: {path['reason']}"
@@ -346,12 +337,14 @@ def reach(
     ]
     reasons = verdict.blockers(held)
     if reasons:
-        return verdict.INVALID, [*wrong, *reasons]
+        return Verdict(verdict.INVALID, [*wrong, *reasons])
     if wrong:
-        return verdict.REFUTED, wrong
+        return Verdict(verdict.REFUTED, wrong)
     ties = sum(path["flipped"] for path in paths.values())
     claim = f"on {', '.join(paths)} every answer equals the cold one within the tolerance"
-    return verdict.PROVEN, [f"{claim}; {ties} near ties chose another token" if ties else claim]
+    return Verdict(
+        verdict.PROVEN, [f"{claim}; {ties} near ties chose another token" if ties else claim]
+    )
 
 
 # The conditions.

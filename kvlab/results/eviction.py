@@ -11,14 +11,17 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from kvlab import correctness, counters, evidence, summary, verdict
+from kvlab import correctness, counters, evidence, verdict
 from kvlab.counters import Change
 from kvlab.evidence import Account, Key, Plan, Readings
 from kvlab.invariants import Facts, Invariant, servers, stores, tokens
 from kvlab.invariants import requests as conditions
 from kvlab.invariants.facts import weigh
 from kvlab.records import RequestRecord
+from kvlab.results import entries
+from kvlab.results.frame import frame, verdict_lines
 from kvlab.rundir import RunDir
+from kvlab.verdict import Verdict
 
 REPEAT = 1
 ROUNDING_SHARE = 0.01
@@ -34,7 +37,7 @@ def summarise(run: RunDir) -> dict[str, Any]:
     settings = {e.scenario: e.detail for e in events if e.kind == "setting"}
     plan = _plan(manifest, labels)
     readings = Readings(run.scrapes())
-    latest = {(r.scenario, r.repeat, r.round, r.index): r for r in run.requests()}
+    latest = evidence.latest(run.requests())
     accounts = [
         _account((label, REPEAT, name), latest, readings, l2=settings.get(label, {}).get("l2"))
         for label in labels
@@ -50,34 +53,25 @@ def summarise(run: RunDir) -> dict[str, Any]:
     )
     rows = [_row(facts, label, settings.get(label, {})) for label in labels]
     held = check(facts, rows)
-    status, reasons = _reach(held, rows)
-    return summary.clean(
-        {
-            "schema": summary.SCHEMA,
-            "experiment": manifest["experiment"],
-            "profile": manifest["profile"]["name"],
-            "run": run.id,
-            "status": manifest.get("status"),
-            "verdict": {"status": status, "reasons": reasons},
-            "contexts": plan.contexts,
-            "context_tokens": plan.context_tokens,
-            "settings": rows,
-            "matters": {
-                "with_l2": _matters([row for row in rows if row.get("l2") is True]),
-                "without_l2": _matters([row for row in rows if row.get("l2") is False]),
-            },
-            "correctness": facts.correctness,
-            "time_s": summary.time_s(events, list(latest.values())),
-            "invariants": [invariant.as_dict() for invariant in held],
-        }
-    )
+    reached = _reach(held, rows)
+    figures = {
+        "contexts": plan.contexts,
+        "context_tokens": plan.context_tokens,
+        "settings": rows,
+        "matters": {
+            "with_l2": _matters([row for row in rows if row.get("l2") is True]),
+            "without_l2": _matters([row for row in rows if row.get("l2") is False]),
+        },
+        "correctness": facts.correctness,
+        "time_s": entries.time_s(events, list(latest.values())),
+    }
+    return frame(run, reached, figures, held)
 
 
 def text(found: Mapping[str, Any]) -> str:
     """The summary for a terminal: the verdict first, numbers only below a valid one."""
-    status = found["verdict"]["status"]
-    lines = [f"verdict: {status}", *(f"  - {reason}" for reason in found["verdict"]["reasons"])]
-    if status != verdict.INVALID:
+    lines = verdict_lines(found)
+    if found["verdict"]["status"] != verdict.INVALID:
         for row in found["settings"]:
             low, high = row["predicted_share"]
             lines.append(
@@ -169,7 +163,7 @@ def _row(facts: Facts, label: str, setting: Mapping[str, Any]) -> dict[str, Any]
     most = plan.restorable_tokens * plan.contexts
     at_rest = readings.samples(label, REPEAT, "lmcache", "measure:start")
     times = {name: evidence.times_ms(facts.accounts, label, name) for name in evidence.ROUNDS}
-    labels = summary.labels(facts.accounts, label, readings)
+    labels = entries.labels(facts.accounts, label, readings)
     watermark, ratio = setting.get("watermark"), setting.get("ratio")
     return {
         "label": label,
@@ -191,7 +185,7 @@ def _row(facts: Facts, label: str, setting: Mapping[str, Any]) -> dict[str, Any]
         "l2_share": _share(measure.l2.value, most) if setting.get("l2") else None,
         "hit_share": _share(measure.external.value, most),
         "ttft_ms": {
-            **summary.ttft(times["measure"], times["fill"], labels),
+            **entries.ttft(times["measure"], times["fill"], labels),
             "mean": _mean(times["measure"][REPEAT].values()),
         },
     }
@@ -261,7 +255,7 @@ def _correctness(plan: Plan, accounts: Sequence[Account], labels: Sequence[str])
     return correctness.weigh(cold, restored, plan.tolerance_nat, need_floor=len(labels) > 1)
 
 
-def _reach(held: Sequence[Invariant], rows: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
+def _reach(held: Sequence[Invariant], rows: Sequence[Mapping[str, Any]]) -> Verdict:
     """Proven when every setting keeps what is predicted; refuted when one does not."""
     reasons = verdict.blockers(held)
     missing = [
@@ -271,7 +265,7 @@ def _reach(held: Sequence[Invariant], rows: Sequence[Mapping[str, Any]]) -> tupl
     ]
     reasons += [f"retained: unknown for {label}" for label in missing]
     if reasons:
-        return verdict.INVALID, reasons
+        return Verdict(verdict.INVALID, reasons)
     outside = [
         f"{row['label']}: L1 keeps {row['retained_share']:.1%}, predicted"
         f" {row['predicted_share'][0]:.1%} to {row['predicted_share'][1]:.1%}"
@@ -279,10 +273,11 @@ def _reach(held: Sequence[Invariant], rows: Sequence[Mapping[str, Any]]) -> tupl
         if not _within(row["retained_share"], *row["predicted_share"])
     ]
     if outside:
-        return verdict.REFUTED, outside
-    return verdict.PROVEN, [
-        "with every setting L1 keeps between (1 - ratio) x watermark and watermark"
-    ]
+        return Verdict(verdict.REFUTED, outside)
+    return Verdict(
+        verdict.PROVEN,
+        ["with every setting L1 keeps between (1 - ratio) x watermark and watermark"],
+    )
 
 
 def _within(share: float, low: float, high: float) -> bool:

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvlab import correctness, evidence, invariants, stats, summary, verdict
+from kvlab import correctness, evidence, invariants, stats, verdict
 from kvlab.evidence import ROUNDS, Account, Plan, Readings
 from kvlab.invariants import Facts, Invariant
 from kvlab.invariants.facts import weigh
 from kvlab.records import RequestRecord
+from kvlab.results import entries
+from kvlab.results.frame import frame, verdict_lines
 from kvlab.rundir import RunDir
+from kvlab.verdict import Verdict
 
 ON, OFF = "groups-on", "groups-off"
 FLAGS = {ON: "--separate-object-groups", OFF: "--no-separate-object-groups"}
@@ -30,7 +33,7 @@ def summarise(run: RunDir) -> dict[str, Any]:
     plan = _plan(manifest)
     accounts = evidence.accounts(plan, run.requests(), scrapes)
     readings = Readings(scrapes)
-    seed = int((manifest.get("seeds") or {}).get("bootstrap", 0))
+    seed = run.bootstrap_seed
     judged = {arm: _judge(plan, accounts, arm) for arm in plan.arms}
     facts = Facts(
         plan=plan,
@@ -49,53 +52,43 @@ def summarise(run: RunDir) -> dict[str, Any]:
     if found is not None and plan.repeats < 2:
         found = replace(found, answer="undecided")  # one start each: whose difference is it?
     held = [defined(facts), took_effect(facts), *_conditions(facts)]
-    status, reasons = reach(held, found, plan.repeats)
-    return summary.clean(
-        {
-            "schema": summary.SCHEMA,
-            "experiment": manifest["experiment"],
-            "profile": manifest["profile"]["name"],
-            "run": run.id,
-            "status": manifest.get("status"),
-            "verdict": {"status": status, "reasons": reasons},
-            "arms": list(plan.arms),
-            "workload": summary.workload(facts),
-            "ttft_ms": {
-                arm: summary.ttft(
-                    times[arm, "measure"],
-                    times[arm, "fill"],
-                    summary.labels(accounts, arm, readings),
-                )
-                for arm in plan.arms
-            },
-            "ttft_series_ms": {
-                arm: {name: summary.series(plan, accounts, arm, name) for name in ROUNDS}
-                for arm in plan.arms
-            },
-            "equivalence": equivalence_figures(found),
-            "served_tokens": {
-                arm: {name: summary.served(accounts, arm, name) for name in ROUNDS}
-                for arm in plan.arms
-            },
-            "hit_share": {arm: hit_share(plan, accounts, arm) for arm in plan.arms},
-            "records": {arm: records(facts, arm) for arm in plan.arms},
-            "l2_load": {arm: l2_load(facts, arm) for arm in plan.arms},
-            "correctness": judged,
-            "recommendation": recommend(judged, found, hybrid=_hybrid(manifest)),
-            "conservation": summary.conservation(accounts),
-            "requests": {arm: summary.requests(accounts, arm) for arm in plan.arms},
-            "engine": summary.engine(facts, manifest),
-            "time_s": summary.time_s(events, run.requests()),
-            "invariants": [invariant.as_dict() for invariant in held],
-        }
-    )
+    reached = reach(held, found, plan.repeats)
+    figures = {
+        "arms": list(plan.arms),
+        "workload": entries.workload(facts),
+        "ttft_ms": {
+            arm: entries.ttft(
+                times[arm, "measure"],
+                times[arm, "fill"],
+                entries.labels(accounts, arm, readings),
+            )
+            for arm in plan.arms
+        },
+        "ttft_series_ms": {
+            arm: {name: entries.series(plan, accounts, arm, name) for name in ROUNDS}
+            for arm in plan.arms
+        },
+        "equivalence": equivalence_figures(found),
+        "served_tokens": {
+            arm: {name: entries.served(accounts, arm, name) for name in ROUNDS} for arm in plan.arms
+        },
+        "hit_share": {arm: hit_share(plan, accounts, arm) for arm in plan.arms},
+        "records": {arm: records(facts, arm) for arm in plan.arms},
+        "l2_load": {arm: l2_load(facts, arm) for arm in plan.arms},
+        "correctness": judged,
+        "recommendation": recommend(judged, found, hybrid=_hybrid(manifest)),
+        "conservation": entries.conservation(accounts),
+        "requests": {arm: entries.requests(accounts, arm) for arm in plan.arms},
+        "engine": entries.engine(facts, manifest),
+        "time_s": entries.time_s(events, run.requests()),
+    }
+    return frame(run, reached, figures, held)
 
 
 def text(found: Mapping[str, Any]) -> str:
     """The summary for a terminal: the verdict first, numbers only below a valid one."""
-    status = found["verdict"]["status"]
-    lines = [f"verdict: {status}", *(f"  - {reason}" for reason in found["verdict"]["reasons"])]
-    if status != verdict.INVALID:
+    lines = verdict_lines(found)
+    if found["verdict"]["status"] != verdict.INVALID:
         for arm in found["arms"]:
             times, kept = found["ttft_ms"][arm], found["records"][arm]
             shown = f"{arm}: median TTFT {times['median']:.1f} ms"
@@ -233,9 +226,7 @@ def took_effect(facts: Facts) -> Invariant:
     return weigh("setting-took-effect", good, bad, unknown)
 
 
-def reach(
-    held: Sequence[Invariant], found: stats.Equivalence | None, repeats: int
-) -> tuple[str, list[str]]:
+def reach(held: Sequence[Invariant], found: stats.Equivalence | None, repeats: int) -> Verdict:
     """The verdict on the claim that the setting makes no difference to TTFT.
 
     Proven: equivalent. Refuted: different. Not shown: neither.
@@ -244,19 +235,24 @@ def reach(
     if found is None:
         reasons.append("difference: no two requests of both settings can be compared")
     if reasons or found is None:
-        return verdict.INVALID, reasons
+        return Verdict(verdict.INVALID, reasons)
     interval = f"{found.ratio.value:.3f} (90 % interval {found.low:.3f} to {found.high:.3f})"
     margin = f"{found.margin:.0%}"
     if found.answer == "equivalent":
-        return verdict.PROVEN, [f"TTFT off / on {interval}: equivalent within {margin}"]
+        return Verdict(verdict.PROVEN, [f"TTFT off / on {interval}: equivalent within {margin}"])
     if found.answer == "different":
-        return verdict.REFUTED, [f"TTFT off / on {interval}: the settings differ"]
+        return Verdict(verdict.REFUTED, [f"TTFT off / on {interval}: the settings differ"])
     if repeats < 2:
-        return verdict.NOT_SHOWN, [f"TTFT off / on {interval}: one start of each decides nothing"]
-    return verdict.NOT_SHOWN, [
-        f"TTFT off / on {interval}: neither equivalent within {margin} nor different; "
-        "more repeats would tell"
-    ]
+        return Verdict(
+            verdict.NOT_SHOWN, [f"TTFT off / on {interval}: one start of each decides nothing"]
+        )
+    return Verdict(
+        verdict.NOT_SHOWN,
+        [
+            f"TTFT off / on {interval}: neither equivalent within {margin} nor different; "
+            "more repeats would tell"
+        ],
+    )
 
 
 def recommend(

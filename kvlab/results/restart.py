@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvlab import correctness, counters, evidence, stats, summary, verdict
+from kvlab import correctness, counters, evidence, stats, verdict
 from kvlab.evidence import Account, Plan, Readings
 from kvlab.invariants import Facts, Invariant, servers, stores, tokens
 from kvlab.invariants import requests as conditions
 from kvlab.invariants.facts import weigh
 from kvlab.records import Event, RequestRecord
+from kvlab.results import entries
+from kvlab.results.frame import frame, verdict_lines
 from kvlab.rundir import RunDir
 from kvlab.units import ns_to_s
 
@@ -45,7 +47,7 @@ def summarise(run: RunDir) -> dict[str, Any]:
     asked = run.requests()
     plan = _plan(manifest)
     readings = Readings(run.scrapes())
-    latest = {(r.scenario, r.repeat, r.round, r.index): r for r in asked}
+    latest = evidence.latest(asked)
     accounts = [
         evidence.account(key, latest, readings, has_lmcache=True)
         for repeat in range(1, plan.repeats + 1)
@@ -62,53 +64,44 @@ def summarise(run: RunDir) -> dict[str, Any]:
     )
     controls = [_control(name, facts, latest) for name in CONTROLS]
     held = check(facts, controls)
-    seed = int((manifest.get("seeds") or {}).get("bootstrap", 0))
+    seed = run.bootstrap_seed
     speedup = stats.ratio(_times(accounts, "fill"), _times(accounts, "measure"), seed=seed)
     reached = verdict.reach(held, speedup, control=False)
     variants = {stop: variant(facts, stop, latest, seed) for stop in STOPS}
     labels = [one.get("read_source", "unknown") for one in variants.values()]
-    return summary.clean(
-        {
-            "schema": summary.SCHEMA,
-            "experiment": manifest["experiment"],
-            "profile": manifest["profile"]["name"],
-            "run": run.id,
-            "status": manifest.get("status"),
-            "verdict": {"status": reached.status, "reasons": list(reached.reasons)},
-            "workload": {
-                "shape": plan.shape,
-                "contexts": plan.contexts,
-                "context_tokens": plan.context_tokens,
-                "restorable_tokens": plan.restorable_tokens,
-                "chunk_tokens": plan.chunk_tokens,
-                "repeats": plan.repeats,
-            },
-            "ttft_ms": {
-                "cold": _ttft(accounts, "fill"),
-                "restarted": _ttft(accounts, "measure"),
-            },
-            "workload_s": {
-                "cold": _median_of(variants, "cold_s"),
-                "restarted": _median_of(variants, "restarted_s"),
-            },
-            "speedup": summary.speedup_figures(speedup),
-            "variants": variants,
-            "read_source": min(labels, key=SOURCES.index),
-            "controls": controls,
-            "rule": rule(latest, events, plan),
-            "correctness": facts.correctness,
-            "conservation": summary.conservation(accounts),
-            "time_s": summary.time_s(events, asked),
-            "invariants": [invariant.as_dict() for invariant in held],
-        }
-    )
+    figures = {
+        "workload": {
+            "shape": plan.shape,
+            "contexts": plan.contexts,
+            "context_tokens": plan.context_tokens,
+            "restorable_tokens": plan.restorable_tokens,
+            "chunk_tokens": plan.chunk_tokens,
+            "repeats": plan.repeats,
+        },
+        "ttft_ms": {
+            "cold": _ttft(accounts, "fill"),
+            "restarted": _ttft(accounts, "measure"),
+        },
+        "workload_s": {
+            "cold": _median_of(variants, "cold_s"),
+            "restarted": _median_of(variants, "restarted_s"),
+        },
+        "speedup": entries.speedup_figures(speedup),
+        "variants": variants,
+        "read_source": min(labels, key=SOURCES.index),
+        "controls": controls,
+        "rule": rule(latest, events, plan),
+        "correctness": facts.correctness,
+        "conservation": entries.conservation(accounts),
+        "time_s": entries.time_s(events, asked),
+    }
+    return frame(run, reached, figures, held)
 
 
 def text(found: Mapping[str, Any]) -> str:
     """The summary for a terminal: the verdict first, numbers only below a valid one."""
-    status = found["verdict"]["status"]
-    lines = [f"verdict: {status}", *(f"  - {reason}" for reason in found["verdict"]["reasons"])]
-    if status == verdict.INVALID:
+    lines = verdict_lines(found)
+    if found["verdict"]["status"] == verdict.INVALID:
         return "\n".join(lines)
     times, ttft = found["workload_s"], found["ttft_ms"]
     lines.append(
@@ -215,7 +208,7 @@ def variant(facts: Facts, stop: str, latest: Latest, seed: int) -> dict[str, Any
         "restarted_s": restarted_s,
         "workload_ratio": _over(cold_s, restarted_s),
         "ttft_ms": {"cold": _ttft(cold, "fill"), "restarted": _ttft(after, "measure")},
-        "speedup": summary.speedup_figures(
+        "speedup": entries.speedup_figures(
             stats.ratio(_times(cold, "fill"), _times(after, "measure"), seed=seed)
         ),
         "ready_s": stats.median(s for a in after if (s := _ready_s(facts, a)) is not None),

@@ -9,12 +9,14 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvlab import correctness, evidence, stats, summary, verdict
+from kvlab import correctness, evidence, stats, verdict
 from kvlab.evidence import Account, Plan, Readings
 from kvlab.invariants import Facts, Invariant, servers
 from kvlab.invariants import requests as conditions
 from kvlab.invariants.facts import weigh
 from kvlab.records import Event, RequestRecord
+from kvlab.results import entries
+from kvlab.results.frame import frame, verdict_lines
 from kvlab.rundir import RunDir
 from kvlab.units import ns_to_s
 
@@ -31,7 +33,7 @@ def summarise(run: RunDir) -> dict[str, Any]:
     plan = _plan(manifest)
     count = int(manifest["profile"]["experiments"]["shared_cache"]["instances"])
     readings, events = Readings(run.scrapes()), run.events()
-    latest = {(r.scenario, r.repeat, r.round, r.index): r for r in run.requests()}
+    latest = evidence.latest(run.requests())
     accounts = [
         evidence.account(
             (LABEL, REPEAT, name),
@@ -50,49 +52,40 @@ def summarise(run: RunDir) -> dict[str, Any]:
         correctness=_correctness(plan, accounts),
         false_gain=None,
     )
-    seed = int((manifest.get("seeds") or {}).get("bootstrap", 0))
+    seed = run.bootstrap_seed
     gains = {
         phase: stats.ratio(_times(accounts, "cold"), _times(accounts, phase), seed=seed)
         for phase in ("first", "alone")
     }
     held = check(facts, count)
     reached = verdict.reach(held, gains["first"], control=False)
-    return summary.clean(
-        {
-            "schema": summary.SCHEMA,
-            "experiment": manifest["experiment"],
-            "profile": manifest["profile"]["name"],
-            "run": run.id,
-            "status": manifest.get("status"),
-            "verdict": {"status": reached.status, "reasons": list(reached.reasons)},
-            "instances": count,
-            "contexts": plan.contexts,
-            "context_tokens": plan.context_tokens,
-            "ttft_ms": {
-                account.round: {
-                    "median": stats.median(_round_times(account).values()),
-                    "n": len(account.completed),
-                }
-                for account in accounts
-            },
-            "speedup": {name: summary.speedup_figures(gain) for name, gain in gains.items()},
-            "served_tokens": {account.round: _served(account) for account in accounts},
-            "hit_share": {account.round: _hit_share(plan, account) for account in accounts},
-            "together": _together(plan, accounts, readings),
-            "lmcache": {account.round: usage(events, account.round) for account in accounts},
-            "worker_ids": [str(worker) for worker in _workers(events)],
-            "correctness": facts.correctness,
-            "time_s": summary.time_s(events, _at_once(latest.values())),
-            "invariants": [invariant.as_dict() for invariant in held],
-        }
-    )
+    figures = {
+        "instances": count,
+        "contexts": plan.contexts,
+        "context_tokens": plan.context_tokens,
+        "ttft_ms": {
+            account.round: {
+                "median": stats.median(_round_times(account).values()),
+                "n": len(account.completed),
+            }
+            for account in accounts
+        },
+        "speedup": {name: entries.speedup_figures(gain) for name, gain in gains.items()},
+        "served_tokens": {account.round: _served(account) for account in accounts},
+        "hit_share": {account.round: _hit_share(plan, account) for account in accounts},
+        "together": _together(plan, accounts, readings),
+        "lmcache": {account.round: usage(events, account.round) for account in accounts},
+        "worker_ids": [str(worker) for worker in _workers(events)],
+        "correctness": facts.correctness,
+        "time_s": entries.time_s(events, _at_once(latest.values())),
+    }
+    return frame(run, reached, figures, held)
 
 
 def text(found: Mapping[str, Any]) -> str:
     """The summary for a terminal: the verdict first, numbers only below a valid one."""
-    status = found["verdict"]["status"]
-    lines = [f"verdict: {status}", *(f"  - {reason}" for reason in found["verdict"]["reasons"])]
-    if status != verdict.INVALID:
+    lines = verdict_lines(found)
+    if found["verdict"]["status"] != verdict.INVALID:
         for name, times in found["ttft_ms"].items():
             share = found["hit_share"].get(name)
             shown = "unknown" if share is None else f"{share:.1%}"

@@ -12,14 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvlab import correctness, evidence, stats, summary, verdict
+from kvlab import correctness, evidence, stats, verdict
 from kvlab.evidence import Account, Plan, Readings
 from kvlab.invariants import Facts, Invariant, servers, tokens
 from kvlab.invariants import requests as conditions
 from kvlab.invariants.facts import weigh
 from kvlab.records import Event, RequestRecord
+from kvlab.results import entries
+from kvlab.results.frame import frame, verdict_lines
 from kvlab.rundir import RunDir
 from kvlab.units import ns_to_ms, ns_to_s
+from kvlab.verdict import Verdict
 
 LABEL = "soak"
 LEAST_POINTS = 8
@@ -82,7 +85,7 @@ def summarise(run: RunDir) -> dict[str, Any]:
     planned = [(int(repeat), str(arm)) for repeat, arm in manifest.get("order") or []]
     plan = _plan(manifest)
     readings = Readings(run.scrapes())
-    latest = {(r.scenario, r.repeat, r.round, r.index): r for r in asked}
+    latest = evidence.latest(asked)
     finished = sorted(run.finished_arms())
     accounts = [
         evidence.account((LABEL, repeat, "measure"), latest, readings, has_lmcache=True)
@@ -104,45 +107,36 @@ def summarise(run: RunDir) -> dict[str, Any]:
     drifts = _drifts(manifest, accounts, events, start_ns, end_ns)
     held = check(facts, finished, planned, drifts)
     failures = conditions.failures([r for a in accounts for r in a.requests])
-    status, reasons = _reach(held, drifts, failures, sum(len(a.requests) for a in accounts))
+    reached = _reach(held, drifts, failures, sum(len(a.requests) for a in accounts))
     times = [ns_to_ms(r.ttft_ns) for a in accounts for r in a.completed if r.ttft_ns is not None]
-    return summary.clean(
-        {
-            "schema": summary.SCHEMA,
-            "experiment": manifest["experiment"],
-            "profile": manifest["profile"]["name"],
-            "run": run.id,
-            "status": manifest.get("status"),
-            "verdict": {"status": status, "reasons": reasons},
-            "planned_s": manifest["profile"]["experiments"]["soak"]["duration_s"],
-            "measured_s": sum(_span_s(account) for account in accounts),
-            "fitted_s": ns_to_s(end_ns - start_ns),
-            "stretches": {"planned": len(planned), "finished": len(finished)},
-            "launches": len([e for e in events if e.kind == "ready"]),
-            "requests": {
-                "sent": sum(len(a.requests) for a in accounts),
-                "failed": sum(failures.values()),
-                "reasons": failures,
-            },
-            "ttft_ms": {
-                "median": stats.median(times),
-                "p99": stats.percentile(times, 0.99),
-                "largest": max(times, default=None),
-            },
-            "hit_share": _hit_share(plan, accounts),
-            "drift": [drift.as_dict() for drift in drifts],
-            "correctness": facts.correctness,
-            "time_s": summary.time_s(events, asked),
-            "invariants": [invariant.as_dict() for invariant in held],
-        }
-    )
+    figures = {
+        "planned_s": manifest["profile"]["experiments"]["soak"]["duration_s"],
+        "measured_s": sum(_span_s(account) for account in accounts),
+        "fitted_s": ns_to_s(end_ns - start_ns),
+        "stretches": {"planned": len(planned), "finished": len(finished)},
+        "launches": len([e for e in events if e.kind == "ready"]),
+        "requests": {
+            "sent": sum(len(a.requests) for a in accounts),
+            "failed": sum(failures.values()),
+            "reasons": failures,
+        },
+        "ttft_ms": {
+            "median": stats.median(times),
+            "p99": stats.percentile(times, 0.99),
+            "largest": max(times, default=None),
+        },
+        "hit_share": _hit_share(plan, accounts),
+        "drift": [drift.as_dict() for drift in drifts],
+        "correctness": facts.correctness,
+        "time_s": entries.time_s(events, asked),
+    }
+    return frame(run, reached, figures, held)
 
 
 def text(found: Mapping[str, Any]) -> str:
     """The summary for a terminal: the verdict first, numbers only below a valid one."""
-    status = found["verdict"]["status"]
-    lines = [f"verdict: {status}", *(f"  - {reason}" for reason in found["verdict"]["reasons"])]
-    if status != verdict.INVALID:
+    lines = verdict_lines(found)
+    if found["verdict"]["status"] != verdict.INVALID:
         sent, failed = found["requests"]["sent"], found["requests"]["failed"]
         lines.append(f"{found['measured_s']:.0f} s, {sent} visits, {failed} failed")
         for drift in found["drift"]:
@@ -354,20 +348,22 @@ def _thinned(series: Series, most: int = 1000) -> Series:
 
 def _reach(
     held: Sequence[Invariant], drifts: Sequence[Drift], failures: Mapping[str, int], sent: int
-) -> tuple[str, list[str]]:
+) -> Verdict:
     reasons = verdict.blockers(held)
     if reasons:
-        return verdict.INVALID, reasons
+        return Verdict(verdict.INVALID, reasons)
     if failures:
         why = ", ".join(f"{reason} ({count})" for reason, count in failures.items())
-        return verdict.REFUTED, [f"{sum(failures.values())} of {sent} visits failed: {why}"]
+        return Verdict(
+            verdict.REFUTED, [f"{sum(failures.values())} of {sent} visits failed: {why}"]
+        )
     beyond = [_sentence(drift) for drift in drifts if drift.judged == "beyond"]
     if beyond:
-        return verdict.REFUTED, beyond
+        return Verdict(verdict.REFUTED, beyond)
     open_ones = [_sentence(drift) for drift in drifts if drift.judged == "undecided"]
     if open_ones:
-        return verdict.NOT_SHOWN, open_ones
-    return verdict.PROVEN, [f"no error in {sent} visits, and every drift within its limit"]
+        return Verdict(verdict.NOT_SHOWN, open_ones)
+    return Verdict(verdict.PROVEN, [f"no error in {sent} visits, and every drift within its limit"])
 
 
 def _sentence(drift: Drift) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kvlab.profile import Profile
+from kvlab.records import Scrape
 from kvlab.stack.usage import Usage
 
 
@@ -24,6 +25,19 @@ class Reading:
     samples: dict[str, float] | None = None
     info: dict[str, dict[str, str]] = field(default_factory=dict)
     error: str | None = None
+
+    def recorded(self, scenario: str, repeat: int, boundary: str) -> Scrape:
+        """The reading as a run writes it down: of which launch it is, and where in it."""
+        return Scrape(
+            scenario=scenario,
+            repeat=repeat,
+            boundary=boundary,
+            source=self.source,
+            at_ns=self.at_ns,
+            samples=self.samples,
+            info=self.info,
+            error=self.error,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ import psutil
 from kvlab import counters, environment
 from kvlab.errors import HostBusy, KvlabError, StackNotReady
 from kvlab.profile import Profile
-from kvlab.records import Event, Record, Scrape, now_ns
+from kvlab.records import Event, Record, now_ns
 from kvlab.rundir import RunDir, sha256_json
 from kvlab.stack import Reading, ServiceState, leftovers, logs, ports, ready, usage
 from kvlab.stack.plan import Place, Plan, instances, plan
@@ -332,18 +332,7 @@ class ProcessDeployment:
     async def scrape_launch(self) -> None:
         """Write down every counter as the launch left it."""
         for reading in await self.scrape():
-            self._append(
-                Scrape(
-                    scenario=self.scenario,
-                    repeat=self.repeat,
-                    boundary="launch",
-                    source=reading.source,
-                    at_ns=reading.at_ns,
-                    samples=reading.samples,
-                    info=reading.info,
-                    error=reading.error,
-                )
-            )
+            self._append(reading.recorded(self.scenario, self.repeat, "launch"))
 
     def _append(self, record: Record) -> None:
         self._run.append(record)

@@ -15,7 +15,7 @@ from kvlab import client, prompts
 from kvlab.client import Question
 from kvlab.errors import MeasurementError
 from kvlab.profile import Profile
-from kvlab.records import Event, RequestRecord, Scrape, now_ns
+from kvlab.records import Event, RequestRecord, now_ns
 from kvlab.stack import Deployment
 from kvlab.units import NS_PER_S, ns_to_s
 from kvlab.workloads import Recorder
@@ -149,18 +149,7 @@ class Arm:
     async def scrape(self, boundary: str, only: str | None = None) -> None:
         """Write down the counters of every server, or of the one source named."""
         for reading in await self.stack.scrape(only=only):
-            self.record(
-                Scrape(
-                    scenario=self.stack.scenario,
-                    repeat=self.stack.repeat,
-                    boundary=boundary,
-                    source=reading.source,
-                    at_ns=reading.at_ns,
-                    samples=reading.samples,
-                    info=reading.info,
-                    error=reading.error,
-                )
-            )
+            self.record(reading.recorded(self.stack.scenario, self.stack.repeat, boundary))
 
     def state(self, round_name: str) -> None:
         """Write down whether every server is the one that was started."""

@@ -22,7 +22,7 @@ import kvlab.profile
 from kvlab import counters
 from kvlab.errors import StackNotReady
 from kvlab.profile import Profile
-from kvlab.records import Event, Record, Scrape, now_ns
+from kvlab.records import Event, Record, now_ns
 from kvlab.stack import Reading, ServiceState, logs, ready
 from kvlab.stack.plan import CONNECTORS, Place, Plan, Service, instances, plan
 from kvlab.stack.usage import Usage
@@ -268,18 +268,7 @@ class FakeLaunch:
     async def _write_scrapes(self, deployment: FakeDeployment) -> None:
         assert self.record is not None
         for reading in await deployment.scrape():
-            self.record(
-                Scrape(
-                    scenario=deployment.scenario,
-                    repeat=deployment.repeat,
-                    boundary="launch",
-                    source=reading.source,
-                    at_ns=reading.at_ns,
-                    samples=reading.samples,
-                    info=reading.info,
-                    error=reading.error,
-                )
-            )
+            self.record(reading.recorded(deployment.scenario, deployment.repeat, "launch"))
 
     def _event(self, deployment: FakeDeployment, kind: str, **detail: Any) -> None:
         if self.record is not None:

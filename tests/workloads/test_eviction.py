@@ -131,7 +131,7 @@ def test_refused_stores_are_no_eviction() -> None:
 )
 def test_what_is_kept_decides(retained: float | None, status: str) -> None:
     row = {"label": "w", "retained_share": retained, "predicted_share": [0.24, 0.3]}
-    assert results._reach([], [row])[0] == status
+    assert results._reach([], [row]).status == status
 
 
 def test_the_ratio_matters_where_hits_differ() -> None:
