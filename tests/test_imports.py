@@ -16,7 +16,7 @@ SHARED = {
 }
 MEASURING = {
     *("client", "sse", "prompts", "stack", "workloads", "experiment", "preflight"),
-    "storage",
+    *("storage", "slow_mount", "slow_files"),
 }
 ENGINE = {"engine"}
 WHOLE = {"cli", "reproduce", "notebook"}

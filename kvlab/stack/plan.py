@@ -121,8 +121,7 @@ def _lmcache(profile: Profile, place: Place) -> Service:
     volumes: tuple[str, ...] = ()
     if cache.l2 is not None:
         base_path = cache.l2.base_path or place.l2
-        kind = {"type": cache.l2.adapter.get("type", "fs")}
-        flags["l2-adapter"] = {**kind, "base_path": base_path, **cache.l2.adapter}
+        flags["l2-adapter"] = l2_adapter(cache.l2.adapter, base_path)
         volumes = (base_path,)
     container = profile.container
     program = (
@@ -142,6 +141,18 @@ def _lmcache(profile: Profile, place: Place) -> Service:
         container=container,
         volumes=volumes,
     )
+
+
+def l2_adapter(adapter: Mapping[str, Any], base_path: str) -> dict[str, Any]:
+    """LMCache's ``--l2-adapter``: the profile's JSON, with the folder where its type reads it.
+
+    A plugin is handed its ``adapter_params`` and nothing else.
+    """
+    kind = {"type": adapter.get("type", "fs")}
+    if kind["type"] != "plugin":
+        return {**kind, "base_path": base_path, **adapter}
+    params = {"base_path": base_path, **adapter.get("adapter_params", {})}
+    return {**kind, **adapter, "adapter_params": params}
 
 
 def _vllm(profile: Profile, place: Place, *, with_cache: bool, number: int = 1) -> Service:

@@ -146,4 +146,4 @@ def _base_path(argv: Sequence[str]) -> str | None:
     if "--l2-adapter" not in argv:
         return None
     adapter = json.loads(argv[argv.index("--l2-adapter") + 1])
-    return str(adapter["base_path"])
+    return str(adapter.get("adapter_params", adapter)["base_path"])

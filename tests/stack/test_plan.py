@@ -144,6 +144,21 @@ def test_object_groups_are_passed_yes_or_no() -> None:
         assert flag in server.argv
 
 
+def test_an_adapter_of_our_own_is_handed_the_folder_among_its_parameters() -> None:
+    adapter = {
+        "type": "plugin",
+        "module_path": "kvlab.engine.parallel_fs",
+        "class_name": "ParallelFSL2Adapter",
+        "adapter_params": {"num_workers": 8},
+    }
+    chosen = profile.load("embedded", {"cache.l2.adapter": adapter, "cache.l2.base_path": L2})
+    argv = plan.plan(chosen, "lmcache").services[0].argv
+    assert json.loads(argv[argv.index("--l2-adapter") + 1]) == {
+        **adapter,
+        "adapter_params": {"base_path": L2, "num_workers": 8},
+    }
+
+
 def test_flags_render_by_kind() -> None:
     flags = {"a": True, "b": False, "c": None, "d": 1, "e": 0.8, "f": "x y", "g": {"k": [1]}}
     assert list(plan.render_flags(flags)) == [
