@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "kvlab"
 SHARED = {
     *("errors", "units", "records", "rundir", "profile", "counters", "disk", "host"),
-    *("environment", "model", "progress", "shapes"),
+    *("environment", "model", "progress", "shapes", "sizing.model"),
 }
 MEASURING = {
     *("client", "sse", "prompts", "stack", "workloads", "experiment", "preflight"),
@@ -27,10 +28,15 @@ ENGINE_LIBRARIES = {"torch", "vllm", "lmcache", "transformers", "tokenizers"}
 def modules() -> dict[Path, str]:
     """Every module of the package with the part that it belongs to."""
     return {
-        path: path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        path: part_of(path.relative_to(PACKAGE).with_suffix("").parts)
         for path in sorted(PACKAGE.rglob("*.py"))
         if path != PACKAGE / "__init__.py" and "notebooks" not in path.parts
     }
+
+
+def part_of(names: Sequence[str]) -> str:
+    """Part of a dotted name: the model arithmetic is shared, the rest of sizing is not."""
+    return ".".join(names[:2]) if tuple(names[:2]) == ("sizing", "model") else names[0]
 
 
 def imports(path: Path) -> set[str]:
@@ -49,9 +55,9 @@ def imports(path: Path) -> set[str]:
 
 def parts(path: Path) -> set[str]:
     """The parts of kvlab that a module imports."""
-    return {
-        name.split(".")[1] for name in imports(path) if name.startswith("kvlab.") and "." in name
-    } - {"__version__"}
+    return {part_of(name.split(".")[1:]) for name in imports(path) if name.startswith("kvlab.")} - {
+        "__version__"
+    }
 
 
 def reading() -> set[str]:
