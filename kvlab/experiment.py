@@ -6,7 +6,6 @@ The measuring half ends here. What the records mean is for ``kvlab.summary``.
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import signal
 from collections import Counter
@@ -14,17 +13,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvlab import __version__, host, model, profile, progress, prompts, rundir
-from kvlab.errors import HostBusy, KvlabError, RunFolderError, UsageError
+from kvlab import __version__, host, profile, progress, prompts, rundir, runtime
+from kvlab.errors import KvlabError, RunFolderError, UsageError
 from kvlab.profile import Profile
 from kvlab.records import Event, now_ns
 from kvlab.rundir import RunDir
-from kvlab.stack import Launch, plan, process
-from kvlab.units import byte_size
+from kvlab.runtime import Launcher
+from kvlab.stack import Launch, plan
 from kvlab.workloads import (
     Workload,
     acceptance,
@@ -35,8 +33,6 @@ from kvlab.workloads import (
     soak,
     two_round,
 )
-
-Launcher = Callable[[Profile, RunDir], Launch]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +95,6 @@ RECIPES: dict[str, Recipe] = {
         steps=soak.steps,
     ),
 }
-DISK_MARGIN = 1.3
 
 
 def run(
@@ -149,24 +144,17 @@ async def run_async(
         chosen = profile.from_dict(manifest["profile"], f"profile of {resume}")
     else:
         chosen = profile.load(profile_name, overrides)
-    if launcher is None and chosen.runtime != "process":
-        raise UsageError(
-            f"this version starts processes only; profile {chosen.name} asks for runtime "
-            f"{chosen.runtime}",
-            hint=f"see what it would start: kvlab plan {chosen.name}",
-        )
+    wanted = runtime.of(chosen) if launcher is None else None
     with host.exclusive():
-        served = None
-        if launcher is None:
-            served = model.ensure(chosen, _models_folder(runs))
-            _check_disk(chosen, served, runs)
+        served = wanted.prepare(chosen, runs) if wanted else None
         _mark_dead(runs)
         if resume is not None:
             folder = _reopen(_resumable(resume, experiment))
         else:
             manifest = _manifest(experiment, recipe, chosen, served, runs, control=control)
             folder = RunDir.create(runs, manifest)
-        await _measure(recipe, chosen, folder, (launcher or _process_launcher)(chosen, folder))
+        launcher = launcher or runtime.of(chosen).launcher
+        await _measure(recipe, chosen, folder, launcher(chosen, folder))
     return folder
 
 
@@ -323,40 +311,6 @@ def _manifest(
             if arm in plan.SCENARIOS
         },
     }
-
-
-def _process_launcher(chosen: Profile, folder: RunDir) -> Launch:
-    return partial(
-        process.launch,
-        chosen,
-        run=folder,
-        models=_models_folder(folder.path.parent),
-        nonce=folder.manifest["nonce"],
-    )
-
-
-def _models_folder(runs: Path) -> Path:
-    """Where built models are kept: beside the runs."""
-    return Path(os.environ.get("KVLAB_MODELS", runs.parent / "models")).resolve()
-
-
-def _check_disk(chosen: Profile, served: dict[str, Any], runs: Path) -> None:
-    """Refuse a run whose L2 records would not fit; unknown record sizes are not guessed."""
-    chunk_bytes = served.get("chunk_bytes")
-    if chunk_bytes is None or chosen.cache.l2 is None:
-        return
-    place = Path(chosen.cache.l2.base_path or runs)
-    while not place.exists():
-        place = place.parent
-    chunks = -(-chosen.workload.context_tokens // chosen.cache.chunk_tokens)
-    needed = int(2 * chosen.workload.contexts * chunks * chunk_bytes * DISK_MARGIN)
-    free = shutil.disk_usage(place).free
-    if free < needed:
-        raise HostBusy(
-            f"the records of one repeat need about {byte_size(needed)} in {place}, "
-            f"where {byte_size(free)} are free",
-            hint="free some space, set cache.l2.base_path to a larger disk, or ask fewer contexts",
-        )
 
 
 async def _cancel_on_sigterm(work: Any) -> RunDir:

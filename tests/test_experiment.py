@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvlab import client, experiment, profile, summary, verify
+from kvlab import client, experiment, profile, runtime, summary, verify
 from kvlab.errors import KvlabError, MeasurementError, RunFolderError, UsageError
 from kvlab.profile import Profile
 from kvlab.rundir import RunDir
@@ -26,7 +26,7 @@ MEASURED = {"tokens": 70, "visit": "again", "scenario": "lmcache"}
 """A fault that touches only the lmcache arm's measure round."""
 
 
-def launcher(*faults: Fault, **settings: Any) -> experiment.Launcher:
+def launcher(*faults: Fault, **settings: Any) -> runtime.Launcher:
     def make(chosen: Profile, folder: RunDir) -> Launch:
         base = fake_stack.settings_for(chosen, Settings(**settings))
         return fake_stack.FakeLaunch(
@@ -314,7 +314,7 @@ async def test_a_second_run_on_the_same_machine_is_refused(
 
 
 async def test_runtimes_that_are_not_there_yet_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="runtime docker"):
+    with pytest.raises(UsageError, match="asks for runtime docker"):
         await experiment.run_async("two-round", "dgx-spark", runs=tmp_path / "runs")
 
 
@@ -329,6 +329,6 @@ def test_arms_alternate_abba() -> None:
 def test_a_disk_that_is_too_small_is_refused(tmp_path: Path) -> None:
     chosen = profile.load("embedded")
     with pytest.raises(KvlabError, match="records of one repeat need about"):
-        experiment._check_disk(chosen, {"chunk_bytes": 10**15}, tmp_path / "runs")
-    experiment._check_disk(chosen, {"chunk_bytes": 1000}, tmp_path / "runs")
-    experiment._check_disk(chosen, {}, tmp_path / "runs")
+        runtime.check_disk(chosen, {"chunk_bytes": 10**15}, tmp_path / "runs")
+    runtime.check_disk(chosen, {"chunk_bytes": 1000}, tmp_path / "runs")
+    runtime.check_disk(chosen, {}, tmp_path / "runs")

@@ -17,7 +17,7 @@ SHARED = {
 }
 MEASURING = {
     *("client", "sse", "prompts", "stack", "workloads", "experiment", "preflight"),
-    *("storage", "slow_mount", "slow_files"),
+    *("storage", "runtime", "slow_mount", "slow_files"),
 }
 ENGINE = {"engine"}
 WHOLE = {"cli", "reproduce", "notebook"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvlab import experiment, model, profile, summary, verify
+from kvlab import experiment, model, profile, runtime, summary, verify
 from kvlab.profile import Profile
 from kvlab.rundir import RunDir
 from kvlab.stack import Deployment, Launch
@@ -34,7 +34,7 @@ def spoiling(chosen: Profile, folder: RunDir) -> Launch:
     The newest one: of the last chunk of the last context, on which the next token surely depends,
     whether it holds attention's keys and values or the recurrent state.
     """
-    start = experiment._process_launcher(chosen, folder)
+    start = runtime.of(chosen).launcher(chosen, folder)
 
     def launch(scenario: str, repeat: int, **given: Any) -> AbstractAsyncContextManager[Deployment]:
         if given.get("label") == "restarted":
@@ -69,7 +69,7 @@ async def test_one_damaged_chunk_on_disk_is_caught(tmp_path: Path) -> None:
         "experiments.acceptance.control": False,
         "experiments.acceptance.tails": [],
     }
-    model.ensure(profile.load("embedded", overrides), experiment._models_folder(tmp_path))
+    model.ensure(profile.load("embedded", overrides), runtime.models_folder(tmp_path))
     run = await experiment.run_async(
         "acceptance", "embedded", overrides=overrides, runs=tmp_path, launcher=spoiling
     )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvlab import experiment, prompts, summary, verify
+from kvlab import experiment, prompts, runtime, summary, verify
 from kvlab.errors import KvlabError, MeasurementError
 from kvlab.profile import Profile
 from kvlab.rundir import RunDir
@@ -37,7 +37,7 @@ REQUESTS = 2 * 3 + 2
 """Two contexts with three positions each, two tails that fit with one context each."""
 
 
-def launcher(*faults: Fault, damage: str | None = None) -> experiment.Launcher:
+def launcher(*faults: Fault, damage: str | None = None) -> runtime.Launcher:
     """Launches fake servers; before the launch labelled ``damage``, one stored chunk is spoilt."""
 
     def make(chosen: Profile, folder: RunDir) -> Launch:

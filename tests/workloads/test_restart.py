@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvlab import experiment, summary, verify
+from kvlab import experiment, runtime, summary, verify
 from kvlab.disk import identity
 from kvlab.errors import KvlabError, MeasurementError, UsageError
 from kvlab.profile import Profile
@@ -22,7 +22,7 @@ from tests.fake_stack import Fault, Settings
 FAST = {"workload.contexts": 6, "experiments.restart.control_contexts": 2}
 
 
-def launcher(*faults: Fault, **settings: Any) -> experiment.Launcher:
+def launcher(*faults: Fault, **settings: Any) -> runtime.Launcher:
     def make(chosen: Profile, folder: RunDir) -> Launch:
         return fake_stack.FakeLaunch(
             chosen,

@@ -1,0 +1,90 @@
+"""Who starts a profile's servers: one row for every ``runtime`` that a profile can name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kvlab import model
+from kvlab.errors import HostBusy, UsageError
+from kvlab.profile import Profile
+from kvlab.rundir import RunDir
+from kvlab.stack import Launch, process
+from kvlab.units import byte_size
+
+Launcher = Callable[[Profile, RunDir], Launch]
+DISK_MARGIN = 1.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """How the servers of a profile come to be, and what must be there before."""
+
+    prepare: Callable[[Profile, Path], dict[str, Any]]
+    """What the manifest keeps of the model, once all is there; the path is the folder of runs."""
+    launcher: Launcher
+    """The ``Launch`` of one run folder."""
+
+
+def of(profile: Profile) -> Runtime:
+    """The runtime that the profile asks for; UsageError when this version does not have it."""
+    runtime = RUNTIMES.get(profile.runtime)
+    if runtime is None:
+        raise UsageError(
+            f"profile {profile.name} asks for runtime {profile.runtime}, which this version does "
+            "not have",
+            hint=f"see what it would start: kvlab plan {profile.name}",
+        )
+    return runtime
+
+
+def models_folder(runs: Path) -> Path:
+    """Where built models are kept: beside the runs."""
+    return Path(os.environ.get("KVLAB_MODELS", runs.parent / "models")).resolve()
+
+
+def prepare_here(profile: Profile, runs: Path) -> dict[str, Any]:
+    """The model, built where that is needed; refuses a disk that is too small for the records."""
+    served = model.ensure(profile, models_folder(runs))
+    check_disk(profile, served, runs)
+    return served
+
+
+def check_disk(profile: Profile, served: dict[str, Any], runs: Path) -> None:
+    """Refuse a run whose L2 records would not fit; unknown record sizes are not guessed."""
+    chunk_bytes = served.get("chunk_bytes")
+    if chunk_bytes is None or profile.cache.l2 is None:
+        return
+    place = Path(profile.cache.l2.base_path or runs)
+    while not place.exists():
+        place = place.parent
+    chunks = -(-profile.workload.context_tokens // profile.cache.chunk_tokens)
+    needed = int(2 * profile.workload.contexts * chunks * chunk_bytes * DISK_MARGIN)
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise HostBusy(
+            f"the records of one repeat need about {byte_size(needed)} in {place}, "
+            f"where {byte_size(free)} are free",
+            hint="free some space, set cache.l2.base_path to a larger disk, or ask fewer contexts",
+        )
+
+
+def _processes(profile: Profile, run: RunDir) -> Launch:
+    return partial(
+        process.launch,
+        profile,
+        run=run,
+        models=models_folder(run.path.parent),
+        nonce=run.manifest["nonce"],
+    )
+
+
+RUNTIMES: dict[str, Runtime] = {
+    "process": Runtime(prepare=prepare_here, launcher=_processes),
+}
+"""By the name that profiles give in ``runtime``."""
