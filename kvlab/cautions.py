@@ -53,6 +53,7 @@ def check(
         fixed_order(facts),
         proxies(manifest),
         logged(facts),
+        unknown_versions(facts),
         lost_counts(facts),
     ):
         found += source
@@ -299,6 +300,8 @@ LOGGED = {
     "unregistered": "met a worker that is not registered",
     "recomputed": "bypassed the cache",
     "reaped_workers": "dropped a worker",
+    "ipc_errors": "could not share GPU memory",
+    "out_of_memory": "ran out of memory",
 }
 """Lines of the servers' logs that a healthy run does not have; see ``kvlab.stack.logs``."""
 
@@ -319,6 +322,23 @@ def logged(facts: Facts) -> Iterator[Caution]:
                 count=worst.get("count", 0),
                 line=line,
             )
+
+
+def unknown_versions(facts: Facts) -> Iterator[Caution]:
+    """Servers of versions whose logs may word differently what kvlab looks for in them."""
+    names = {
+        name
+        for event in facts.events
+        if event.kind == "ready"
+        for name in (event.detail.get("facts") or {}).get("unknown_versions") or ()
+    }
+    if names:
+        yield _caution(
+            "unknown-versions",
+            f"the logs of {', '.join(sorted(names))} may word differently what kvlab looks for in"
+            " them: what they do not state may only be unknown",
+            names=sorted(names),
+        )
 
 
 def lost_counts(facts: Facts) -> Iterator[Caution]:

@@ -103,10 +103,10 @@ def _is_process(value: Any) -> bool:
 
 
 def _is_fact(value: Any) -> bool:
-    """What a log states: a value, or the lines of one kind, counted."""
+    """What a log states: a value, names, or the lines of one kind, counted."""
     if isinstance(value, dict):
         return _is_whole(value.get("count", 0)) and _lists(_is_text)(value.get("lines", []))
-    return value is None or isinstance(value, str | int | float)
+    return value is None or isinstance(value, str | int | float) or _lists(_is_text)(value)
 
 
 def _is_facts(value: Any) -> bool:

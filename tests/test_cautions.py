@@ -255,6 +255,12 @@ def test_what_the_logs_complain_of(tmp_path: Path) -> None:
     assert found["failed-retrieves"]["values"] == {"count": 3, "line": ""}
 
 
+def test_logs_of_another_version(tmp_path: Path) -> None:
+    facts = {"unknown_versions": ["vLLM 0.99"]}
+    edit = on_event(detail(facts=facts), kind="ready", scenario="lmcache", repeat=1)
+    assert said(tmp_path, edit)["unknown-versions"]["values"] == {"names": ["vLLM 0.99"]}
+
+
 def test_counts_that_were_lost(tmp_path: Path) -> None:
     dropped = on_scrape(count(event_bus_dropped_events=5), source="lmcache", boundary="measure:end")
     assert said(tmp_path, dropped)["events-dropped"]["values"] == {"events": 5}

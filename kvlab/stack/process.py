@@ -88,16 +88,7 @@ class ProcessDeployment:
 
     def read_logs(self) -> dict[str, Any]:
         """The facts of all logs as they are now; see ``logs.PATTERNS``."""
-        facts: dict[str, Any] = {}
-        for server in self.servers:
-            for name, value in logs.read_file(server.log).items():
-                if isinstance(value, dict) and name in facts:
-                    value = {
-                        "count": facts[name]["count"] + value["count"],
-                        "lines": (facts[name]["lines"] + value["lines"])[: logs.KEPT_LINES],
-                    }
-                facts[name] = value
-        return facts
+        return logs.merge(logs.read_file(server.log) for server in self.servers)
 
     def usage(self) -> list[Usage]:
         """What every process of every server uses now."""
@@ -178,11 +169,13 @@ class ProcessDeployment:
                 status = await ready.fetch(self._web, f"{server.service.url}/status")
         workers, groups = await self._registered(status)
         facts = await self._learn()
+        versions = await self._versions()
+        facts["unknown_versions"] = logs.unknown_versions(facts, versions)
         self.facts = {
             "start_s": (now_ns() - began_ns) / NS_PER_S,
             "starts_s": starts,
             "facts": facts,
-            "versions": await self._versions(),
+            "versions": versions,
             "registered_ids": workers,
             "object_groups": groups,
             "connector": facts.get("connector"),
@@ -210,7 +203,9 @@ class ProcessDeployment:
             )
         except StackNotReady as error:
             # The log may already say why: a block size that the chunks do not fit, for example.
-            for sentence, hint in ready.complaints(self.profile, await self._learn(ask=False)):
+            facts = await self._learn(ask=False)
+            found = [*ready.failures(facts), *ready.complaints(self.profile, facts)]
+            for sentence, hint in found:
                 error.message += f". In its log: {sentence}"
                 error.hint = hint
             raise

@@ -228,6 +228,39 @@ def complaints(
         )
 
 
+def failures(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Why servers that did not start say so in their logs: a sentence and a hint each."""
+    if flags := facts.get("unknown_flags"):
+        yield (
+            f"the server does not know {flags}",
+            "correct the name in engine.flags or cache.flags, or use a version that has it",
+        )
+    if flag := facts.get("refused_flag"):
+        yield f"the server refuses the flag {flag}", "correct its value in the profile"
+    if blocks := facts.get("mamba_blocks_exceeded"):
+        most = blocks.rpartition("(")[2].rstrip(")")
+        yield (
+            f"{blocks}: every sequence of a hybrid model keeps its state in a block of its own",
+            f"set engine.max_num_seqs: {most} or less, or leave vLLM more memory",
+        )
+    if fits := facts.get("fitting_model_len"):
+        yield (
+            f"vLLM's memory fits requests of at most {fits:,} tokens",
+            f"set engine.max_model_len: {fits} or less, or leave vLLM more memory",
+        )
+    if memory := facts.get("out_of_memory"):
+        yield (
+            f"a server ran out of memory: {memory['lines'][0]}",
+            "leave it more memory: a smaller model, L0 or L1, or fewer other processes",
+        )
+    if shared := facts.get("ipc_errors"):
+        yield (
+            f"GPU memory cannot be shared between the servers: {shared['lines'][0]}",
+            "this is IPC, not the network: give both containers --ipc host and the same GPUs in "
+            "the same order, or isolated IPC on both sides",
+        )
+
+
 def refuse_contradictions(
     profile: Profile, facts: Mapping[str, Any], connector: str | None = None
 ) -> None:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from kvlab import i18n, report
+from kvlab import cautions, i18n, report
 from tests.builders import make_run
 from tests.report import acceptance_cases, groups_cases, restart_cases, tier_cases
 
@@ -64,6 +64,11 @@ CAUTIONS = {
     "proxy-variables": {"names": ["HTTP_PROXY", "NO_PROXY"]},
     "events-dropped": {"events": 4.0},
     "metrics-lines-skipped": {"lines": 4.0},
+    **{
+        name.replace("_", "-"): {"count": 2, "line": "falling back to pickle"}
+        for name in cautions.LOGGED
+    },
+    "unknown-versions": {"names": ["vLLM 0.99"]},
 }
 ALL = [(genre, lang) for genre in ("technical", "article") for lang in i18n.LANGUAGES]
 

@@ -3,6 +3,7 @@
 # ruff: noqa: E501 - the servers' own lines
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 from pathlib import Path
 
@@ -57,11 +58,28 @@ def test_a_healthy_vllm() -> None:
     }
 
 
+def test_what_vllm_prints_of_its_settings() -> None:
+    line = (
+        b"(EngineCore pid=9) INFO 11-30 17:55:50 [core.py:133] Initializing a V1 LLM engine (v0.32.0)"
+        b" with config: model='m', trust_remote_code=False, dtype=torch.bfloat16, max_seq_len=2048,"
+        b" quantization=None, kv_cache_dtype=auto, device_config=cpu, seed=0,"
+        b" served_model_name=m, enable_prefix_caching=True, enable_chunked_prefill=True\n"
+    )
+    assert logs.read_facts(line) == {
+        "vllm_version": "0.32.0",
+        "trust_remote_code": "off",
+        "dtype": "bfloat16",
+        "kv_cache_dtype": "auto",
+        "prefix_caching": "on",
+    }
+
+
 def test_a_healthy_lmcache_has_no_slow_path() -> None:
     assert logs.read_facts(LMCACHE) == {
         "chunk_tokens": 224,
         "hash_algorithm": "blake3",
         "transfer_mode": "lmcache_driven",
+        "unknown_versions": ["LMCache (unstated)"],  # only its /version says it
     }
 
 
@@ -82,6 +100,24 @@ def test_a_healthy_lmcache_has_no_slow_path() -> None:
             "Worker engine-driven context registered (instance_id=3, mode=pickle)",
             "engine_transfer",
             "pickle",
+        ),
+        ("Available KV cache memory: 9.51 GiB", "kv_cache_gib", 9.51),
+        ("Explicitly set (1.0/11.71) GiB for KV cache on node 0.", "kv_cache_gib", 1.0),
+        ("non-default args: {'port': 1, 'max_num_seqs': 16, 'x': 2}", "max_num_seqs", 16),
+        ("estimated maximum model length is 123872. Try", "fitting_model_len", 123_872),
+        ("Starting vLLM server on http://0.0.0.0:8000", "vllm_host", "0.0.0.0"),
+        ("Starting LMCache HTTP server on http://[::1]:8080 (x)", "lmcache_host", "::1"),
+        ("lmcache.mp.isolated_ipc = True (overridden, default: False)", "isolated_ipc", "on"),
+        ("Initialized FSL2Adapter with base_path=/l2,", "l2_adapter", "FSL2Adapter"),
+        (
+            "api_server.py: error: unrecognized arguments: --foo --bar 3",
+            "unknown_flags",
+            "--foo --bar 3",
+        ),
+        (
+            "lmcache server: error: argument --port: invalid int value: 'x'",
+            "refused_flag",
+            "--port: invalid int value: 'x'",
         ),
     ],
 )
@@ -119,6 +155,30 @@ def test_the_later_block_size_counts() -> None:
         ("unregistered", "No GPU context found for model m with world size 1 during lookup!"),
         ("recomputed", "Bypassing LMCache for request r after a failed async KV load"),
         ("recomputed", "LMCache server is unhealthy — entering degraded mode"),
+        (
+            "slow_paths",
+            "No DeviceSpec registered for 'cuda'; using fallback with no-op capabilities.",
+        ),
+        ("unregistered", "Failed to re-register KV caches after server recovery; will retry on"),
+        ("registered_workers", "Registered KV cache for GPU ID 5091 with 4 layers"),
+        (
+            "registered_workers",
+            "Registered non-GPU context for instance 3 (model=m, world_size=1)",
+        ),
+        (
+            "out_of_memory",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 224.00 MiB. GPU 0 has",
+        ),
+        ("out_of_memory", "ValueError: No available memory for the cache blocks. Try increasing"),
+        (
+            "out_of_memory",
+            "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory",
+        ),
+        ("out_of_memory", "OSError: [Errno 12] Cannot allocate memory"),
+        ("ipc_errors", "RuntimeError: cudaIpcGetMemHandle failed: 1 (ptr=0x7f)"),
+        ("ipc_errors", "RuntimeError: cuMemExportToShareableHandle(fabric) failed: 800"),
+        ("ipc_errors", "torch.AcceleratorError: CUDA error: mapping of buffer object failed"),
+        ("ipc_errors", "RuntimeError: cuCtxSetCurrent: Error: CUDA_ERROR_INVALID_CONTEXT"),
         ("reaped_workers", "Reaped GPU instance 5: silent for 130.0s (pinged=True)"),
     ],
 )
@@ -134,6 +194,110 @@ def test_two_slow_paths_are_two_warnings() -> None:
         b"WARN  /dev/shm too small: need 68719476736 have 67108864, using pickle\n"
     )
     assert logs.read_facts(text)["slow_paths"]["count"] == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "If reserved memory is large set PYTORCH_CUDA_ALLOC_CONF to avoid CUDA out of memory",
+        "OTel MeterProvider initialised with Prometheus fallback (standalone server disabled)",
+        "lmcache.mp.isolated_ipc = False",
+        "This can cause fd limit errors like `OSError: [Errno 24] Too many open files`",
+    ],
+)
+def test_what_only_sounds_like_trouble(line: str) -> None:
+    lines = {p.name for p in logs.PATTERNS if p.keep == "lines"}
+    assert not lines & logs.read_facts(line.encode()).keys()
+
+
+# Versions
+
+
+def test_every_pattern_says_where_its_wording_was_seen() -> None:
+    tested = {f"{name} {version}" for name, version in logs.TESTED.items()}
+    assert all(pattern.seen for pattern in logs.PATTERNS)
+    by_name: dict[str, set[str]] = {}
+    for pattern in logs.PATTERNS:
+        by_name.setdefault(pattern.name, set()).update(pattern.seen)
+    assert all(seen & tested for seen in by_name.values())
+
+
+@pytest.mark.parametrize(
+    ("line", "unknown"),
+    [
+        ("Initializing a V1 LLM engine (v0.32.4) with", []),
+        ("Initializing a V1 LLM engine (v0.33.0) with", ["vLLM 0.33.0"]),
+        ("Initializing a V1 LLM engine (v0.320) with", ["vLLM 0.320"]),
+        ("Using max model len 2048", ["vLLM (unstated)"]),
+        ("TokenHasher initialized: chunk_size=224", ["LMCache (unstated)"]),
+        ("nothing that is known", []),
+    ],
+)
+def test_an_unknown_version_is_said(line: str, unknown: list[str]) -> None:
+    assert logs.read_facts(line.encode()).get("unknown_versions", []) == unknown
+
+
+def test_what_the_servers_answer_of_their_versions_counts() -> None:
+    facts = logs.merge([logs.read_facts(VLLM), logs.read_facts(LMCACHE)])
+    assert facts["unknown_versions"] == ["LMCache (unstated)"]
+    assert logs.unknown_versions(facts, {"vllm": "0.32.0", "lmcache": "0.5.6"}) == []
+    assert logs.unknown_versions(facts, {"lmcache": "0.6.0"}) == ["LMCache 0.6.0"]
+
+
+def test_facts_of_two_logs_are_counted_together() -> None:
+    slow = b"falling back to pickle\n"
+    merged = logs.merge([logs.read_facts(slow * 2 + VLLM), logs.read_facts(slow + LMCACHE)])
+    assert merged["slow_paths"]["count"] == 3
+    assert merged["kv_cache_tokens"] == 10_922
+    assert merged["chunk_tokens"] == 224
+
+
+# Facts out of pieces
+
+
+def _pieces(data: bytes, cuts: list[int]) -> list[bytes]:
+    places = [0, *sorted({cut % (len(data) + 1) for cut in cuts}), len(data)]
+    return [data[a:b] for a, b in itertools.pairwise(places)]
+
+
+WHOLE = VLLM + LMCACHE + BROKEN + "WARN — falling back to pickle ü€\n".encode() * 3 + b"Using max"
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=40))
+def test_where_a_log_is_cut_makes_no_difference(cuts: list[int]) -> None:
+    assert logs.read_facts(_pieces(WHOLE, cuts)) == logs.read_facts(WHOLE)
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=20))
+def test_a_line_without_end_is_cut_at_the_same_place(cuts: list[int]) -> None:
+    long = b"KV cache size: 1,024 tokens " + b"x" * 70_000 + b" Using max model len 5\n" + VLLM
+    facts = logs.read_facts(_pieces(long, cuts))
+    assert facts == logs.read_facts(long)
+    assert facts["max_model_len"] == 2048
+
+
+def test_facts_are_there_before_the_line_ends() -> None:
+    reader = logs.Reader()
+    reader.feed(b"KV cache size: 10,9")
+    assert reader.facts() == {}
+    reader.feed(b"22 tokens")
+    assert reader.facts()["kv_cache_tokens"] == 10_922
+    reader.feed(b"\nfalling back to pickle")
+    assert reader.facts()["slow_paths"]["count"] == 1
+    reader.feed(b"\n")
+    assert reader.facts()["slow_paths"]["count"] == 1
+
+
+def test_a_log_of_any_size_takes_little_memory() -> None:
+    reader = logs.Reader()
+    tracemalloc.start()
+    for _ in range(64):
+        reader.feed(b"x" * 100_000)
+        reader.feed(b"\rfalling back to pickle\r")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert reader.facts()["slow_paths"]["count"] == 64
+    assert peak < 3_000_000
 
 
 # Lines out of pieces

@@ -10,7 +10,7 @@ import pytest
 
 from kvlab.errors import StackNotReady
 from kvlab.records import Record
-from kvlab.stack import ready
+from kvlab.stack import logs, ready
 from kvlab.stack.plan import Service
 from tests import fake_stack
 from tests.fake_stack import FakeLaunch, Fault, Settings
@@ -24,6 +24,35 @@ def status(*ids: int, **more: Any) -> dict[str, Any]:
 
 def meta(*ids: int, name: str = "m", world_size: int = 1) -> dict[str, Any]:
     return {str(one): {"model_name": name, "world_size": world_size} for one in ids}
+
+
+# Why a server did not start
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence", "hint"),
+    [
+        ("x: error: unrecognized arguments: --foo", "does not know --foo", "correct the name"),
+        ("x: error: argument --port: invalid", "refuses the flag --port", "correct its value"),
+        (
+            "ValueError: max_num_seqs (256) exceeds available Mamba cache blocks (64). Each",
+            "a block of its own",
+            "engine.max_num_seqs: 64 or less",
+        ),
+        ("estimated maximum model length is 4096.", "at most 4,096", "engine.max_model_len: 4096"),
+        ("torch.OutOfMemoryError: CUDA out", "ran out of memory", "more memory"),
+        ("E RuntimeError: cudaIpcOpenMemHandle failed: 1", "cannot be shared", "IPC, not the net"),
+    ],
+)
+def test_a_log_that_says_why_a_server_did_not_start(line: str, sentence: str, hint: str) -> None:
+    ((said, remedy),) = ready.failures(logs.read_facts(line.encode()))
+    assert sentence in said
+    assert hint in remedy
+
+
+def test_a_healthy_log_has_no_failure() -> None:
+    facts = {"block_tokens": 224, "slow_paths": {"count": 1, "lines": ["x"]}}
+    assert list(ready.failures(facts)) == []
 
 
 # Registration
