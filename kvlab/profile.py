@@ -14,10 +14,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from kvlab import shapes
+from kvlab import plain_yaml, shapes
 from kvlab.errors import ProfileError
 from kvlab.rundir import sha256_json
 
@@ -440,10 +439,10 @@ def parse_override(text: str) -> tuple[str, Any]:
             hint="for example --set workload.contexts=8",
         )
     try:
-        return key.strip(), yaml.safe_load(value)
-    except yaml.YAMLError as error:
+        return key.strip(), plain_yaml.load(value)
+    except ValueError as error:
         raise ProfileError(
-            f"the value of override {key} is not valid YAML: {_one_line(error)}",
+            f"the value of override {key} is not valid YAML: {error}",
             hint="quote it, for example --set 'model.name=\"a: b\"'",
         ) from error
 
@@ -456,10 +455,10 @@ def _read(name_or_path: str, seen: tuple[str, ...]) -> tuple[str, dict[str, Any]
         )
     origin, text = _text(name_or_path)
     try:
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        tree = plain_yaml.load(text)
+    except ValueError as error:
         raise ProfileError(
-            f"{origin} is not valid YAML: {_one_line(error)}", hint="check the indentation there"
+            f"{origin} is not valid YAML: {error}", hint="check the indentation there"
         ) from error
     if not isinstance(tree, dict):
         raise ProfileError(
@@ -579,7 +578,3 @@ def _keys_of(section: list[str]) -> list[str]:
 def _nearest(word: str, known: list[str]) -> str | None:
     found = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {found[0]!r}?" if found else None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

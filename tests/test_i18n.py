@@ -10,7 +10,6 @@ from typing import Any
 
 import jinja2
 import pytest
-import yaml
 from markupsafe import Markup
 
 from kvlab import i18n, notebook_page, report
@@ -204,4 +203,4 @@ def test_an_unknown_language_names_the_known_ones() -> None:
 )
 def test_a_catalogue_is_read_strictly(source: str, complaint: str) -> None:
     with pytest.raises(TextError, match=complaint):
-        i18n._flatten(yaml.load(source, Loader=i18n._StrictLoader))
+        i18n.sentences(source)

@@ -13,12 +13,12 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-import yaml
 from babel import Locale
 from babel.dates import format_date
 from babel.numbers import format_decimal, format_percent
 from markupsafe import Markup, escape
 
+from kvlab import plain_yaml
 from kvlab.errors import UsageError
 from kvlab.units import GIB
 
@@ -138,15 +138,22 @@ def text(lang: str) -> Text:
 @lru_cache(maxsize=len(LANGUAGES))
 def catalogue(lang: str) -> dict[str, str]:
     """Every sentence of a language by its dotted key."""
-    sentences: dict[str, str] = {}
+    said: dict[str, str] = {}
     folder = resources.files("kvlab.i18n") / lang
     for path in sorted(folder.iterdir(), key=lambda path: path.name):
-        source = path.read_text(encoding="utf-8")
-        found = dict(_flatten(yaml.load(source, Loader=_StrictLoader)))  # noqa: S506 - a SafeLoader
-        if twice := sentences.keys() & found.keys():
+        found = sentences(path.read_text(encoding="utf-8"))
+        if twice := said.keys() & found.keys():
             raise TextError(f"{path.name} says {min(twice)!r} again")
-        sentences |= found
-    return sentences
+        said |= found
+    return said
+
+
+def sentences(source: str) -> dict[str, str]:
+    """The sentences of one file by their dotted keys; TextError when it holds anything else."""
+    try:
+        return dict(_flatten(plain_yaml.load(source)))
+    except ValueError as error:
+        raise TextError(str(error)) from error
 
 
 def placeholders(sentence: str) -> set[str]:
@@ -168,18 +175,7 @@ def _flatten(tree: Any, prefix: str = "") -> list[tuple[str, str]]:
         raise TextError(f"the text {prefix!r} is {tree!r}; quote it")
     pairs: list[tuple[str, str]] = []
     for name, branch in tree.items():
+        if not isinstance(name, str):
+            raise TextError(f"the key {name!r} below {prefix!r} is not a word; quote it")
         pairs += _flatten(branch, f"{prefix}.{name}" if prefix else str(name))
     return pairs
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """Plain YAML in which a key may not stand twice, and only quotes or words make a string."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        names = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for name in names:
-            if not isinstance(name, str):
-                raise TextError(f"the key {name!r} is not a word; quote it")
-            if names.count(name) > 1:
-                raise TextError(f"the key {name!r} stands twice in line {node.start_mark.line}")
-        return dict(super().construct_mapping(node, deep=deep))

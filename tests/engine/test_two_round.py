@@ -5,6 +5,7 @@ Each test starts servers; together they take some minutes. No time is asserted a
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import signal
 import subprocess
@@ -74,6 +75,16 @@ def ours() -> list[psutil.Process]:
     return found
 
 
+def listening() -> set[str]:
+    """The addresses on which the servers listen."""
+    return {
+        socket.laddr.ip
+        for process in ours()
+        for socket in process.net_connections("inet")
+        if socket.status == psutil.CONN_LISTEN
+    }
+
+
 def test_with_our_connector_the_gain_is_proven_from_both_tiers(tmp_path: Path) -> None:
     code, summary = run_quietly(tmp_path)
     assert summary["verdict"]["status"] == "proven", summary["verdict"]
@@ -111,7 +122,10 @@ def test_with_the_stock_connector_it_is_fast_but_wrong(tmp_path: Path) -> None:
 def test_a_killed_run_leaves_nothing_running_and_resumes(tmp_path: Path) -> None:
     with subprocess.Popen(command(tmp_path), stdout=subprocess.DEVNULL) as first:
         wait_for(lambda: "lmcache" in _kinds(tmp_path).get("ready", set()))
+        heard = listening()
         first.send_signal(signal.SIGKILL)
+    assert heard
+    assert all(ipaddress.ip_address(address).is_loopback for address in heard), heard
     wait_for(lambda: not ours())
     (folder,) = tmp_path.iterdir()
     assert RunDir.open(folder).finished_arms() == {(1, "baseline")}
