@@ -23,6 +23,9 @@ from numpy.typing import NDArray
 Draws = NDArray[np.float64]
 """The estimate, then its bootstrap draws."""
 
+Repeats = Sequence[Sequence[float]]
+"""Times of equal requests, one sequence for each repeat that has any."""
+
 RESAMPLES = 400
 CONFIDENCE = 0.95
 TERMS = ("constant", "linear", "quadratic")
@@ -53,13 +56,30 @@ def certain(value: float) -> Draws:
     return np.full(1 + RESAMPLES, float(value))
 
 
-def resampled_median(values: Sequence[float], seed: int) -> Draws:
-    """The median of some values, and of their bootstrap resamples."""
-    known = np.asarray(values, dtype=np.float64)
+def resampled_median(repeats: Repeats, seed: int) -> Draws:
+    """The median over repeats of their medians, and the same of bootstrap resamples.
+
+    Repeats are drawn with replacement, then times within each, as ``kvlab.stats`` does.
+    """
+    known = [np.asarray(values, dtype=np.float64) for values in repeats if len(values)]
     stream = np.random.RandomState(seed % 2**32)
     drawn = stream.randint(0, len(known), size=(RESAMPLES, len(known)))
-    draws: Draws = np.concatenate([[np.median(known)], np.median(known[drawn], axis=1)])
+    medians = np.empty(drawn.shape)
+    for number, times in enumerate(known):
+        rows = np.nonzero(drawn == number)
+        chosen = stream.randint(0, len(times), size=(len(rows[0]), len(times)))
+        medians[rows] = np.median(times[chosen], axis=1)
+    value = np.median([np.median(times) for times in known])
+    draws: Draws = np.concatenate([[value], np.median(medians, axis=1)])
     return draws
+
+
+def residuals(repeats: Repeats) -> NDArray[np.float64]:
+    """How far each time lies from the median of its repeat: the spread of single requests."""
+    known = [np.asarray(values, dtype=np.float64) for values in repeats if len(values)]
+    if not known:
+        return np.zeros(1)
+    return np.concatenate([times - np.median(times) for times in known])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,16 +108,16 @@ class Prefill:
 
 
 def fit_prefill(
-    times_ms: Mapping[int, Sequence[float]], *, seed: int, attention: float | None = None
+    times_ms: Mapping[int, Repeats], *, seed: int, attention: float | None = None
 ) -> Prefill | None:
-    """The prefill that fits times by length in tokens; None when there is none.
+    """The prefill that fits times in ms by length in tokens; None when there is none.
 
     Least squares over the medians of the lengths, in relative errors, no term below 0. One length
     gives one term, two give the constant as well, three and more the quadratic term. With fewer
     than three, ``attention`` (b / a, from the model's shape: see ``attention_ratio``) sets the
     quadratic term beside the linear one; without it the term is 0 and called not separable.
     """
-    lengths = sorted(length for length, values in times_ms.items() if len(values))
+    lengths = sorted(length for length, repeats in times_ms.items() if any(map(len, repeats)))
     if not lengths:
         return None
     medians = np.stack(
@@ -127,6 +147,8 @@ def fit_prefill(
 
 def _non_negative(design: NDArray[np.float64], medians: NDArray[np.float64]) -> list[Draws]:
     """The terms of each draw; rows are weighted by their time, so that errors are relative."""
+    if design.shape == (2, 2):
+        return _through_two(design, medians)
     from scipy.optimize import nnls
 
     terms = np.empty((design.shape[1], medians.shape[1]))
@@ -135,6 +157,20 @@ def _non_negative(design: NDArray[np.float64], medians: NDArray[np.float64]) -> 
         scale = np.abs(weighted).max(axis=0)
         terms[:, draw] = nnls(weighted / scale, np.ones(len(times)))[0] / scale
     return list(terms)
+
+
+def _through_two(design: NDArray[np.float64], medians: NDArray[np.float64]) -> list[Draws]:
+    """The line through two points; where a term would be below 0, the other one alone."""
+    (_, near), (_, far) = design
+    low, high = medians
+    slope = (high - low) / (far - near)
+    constant = low - slope * near
+    alone = near / low, far / high  # relative errors of a line through 0: sum of (slope x - 1)^2
+    through_zero = (alone[0] + alone[1]) / (alone[0] ** 2 + alone[1] ** 2)
+    level = (1 / low + 1 / high) / (1 / low**2 + 1 / high**2)
+    slope_kept = np.where(slope < 0, 0.0, np.where(constant < 0, through_zero, slope))
+    constant_kept = np.where(slope < 0, level, np.maximum(0.0, constant))
+    return [constant_kept, slope_kept]
 
 
 def attention_ratio(
@@ -156,7 +192,8 @@ class Restore:
     latency_ms: Draws
     bytes_per_s: Draws | None = None
     """None: the bandwidth could not be told from the latency, which then holds all of it."""
-    origin: str = "measured"
+    spread_ms: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1))
+    """How far single requests lay from the median of their repeat."""
 
     def ms(self, size: float) -> Draws:
         """Milliseconds to restore so many bytes; nothing is asked for 0 bytes."""
@@ -168,7 +205,7 @@ class Restore:
 
 
 def calibrate_restore(
-    times_ms: Sequence[float],
+    times_ms: Repeats,
     prefill: Prefill,
     *,
     tokens: float,
@@ -182,7 +219,7 @@ def calibrate_restore(
     What the prefill of the rest and the transfer of ``size`` bytes leave is latency, 0 at least.
     None: there are no times.
     """
-    if not len(times_ms):
+    if not any(map(len, times_ms)):
         return None
     left = resampled_median(times_ms, seed) - prefill.ms(tokens, restored)
     if bytes_per_s is not None:
@@ -190,12 +227,13 @@ def calibrate_restore(
     return Restore(
         latency_ms=np.maximum(0.0, left),
         bytes_per_s=None if bytes_per_s is None else certain(bytes_per_s),
+        spread_ms=residuals(times_ms),
     )
 
 
-def fit_restore(times_ms: Mapping[float, Sequence[float]], *, seed: int) -> Restore | None:
+def fit_restore(times_ms: Mapping[float, Repeats], *, seed: int) -> Restore | None:
     """Latency and bandwidth from restore times by bytes, two sizes at least; None below that."""
-    sizes = sorted(size for size, values in times_ms.items() if len(values))
+    sizes = sorted(size for size, repeats in times_ms.items() if any(map(len, repeats)))
     if len(sizes) < 2:
         return None
     medians = np.stack([resampled_median(times_ms[s], seed + i) for i, s in enumerate(sizes)])

@@ -26,7 +26,7 @@ def prefill(constant: float, linear: float, quadratic: float) -> Prefill:
 @FEW
 def test_three_lengths_give_all_three_terms_back(true: tuple[float, float, float]) -> None:
     machine = prefill(*true)
-    times = {n: [float(machine.ms(n)[0])] * 3 for n in (200, 1000, 4000, 9000)}
+    times = {n: [[float(machine.ms(n)[0])] * 3] for n in (200, 1000, 4000, 9000)}
     found = time_model.fit_prefill(times, seed=1)
     assert found is not None
     assert set(found.origin.values()) == {"measured"}
@@ -37,7 +37,7 @@ def test_three_lengths_give_all_three_terms_back(true: tuple[float, float, float
 
 
 def test_one_length_gives_one_term_and_says_so() -> None:
-    found = time_model.fit_prefill({1000: [90.0, 100.0, 110.0]}, seed=1)
+    found = time_model.fit_prefill({1000: [[90.0, 100.0, 110.0]]}, seed=1)
     assert found is not None
     assert found.origin == {
         "constant": "not separable",
@@ -49,7 +49,7 @@ def test_one_length_gives_one_term_and_says_so() -> None:
 
 def test_two_lengths_give_the_constant_and_the_shape_gives_the_rest() -> None:
     machine = prefill(8, 0.05, 0.05 * 2e-5)
-    times = {n: [float(machine.ms(n)[0])] for n in (1, 2000)}
+    times = {n: [[float(machine.ms(n)[0])]] for n in (1, 2000)}
     found = time_model.fit_prefill(times, attention=2e-5, seed=1)
     assert found is not None
     assert found.origin["quadratic"] == "arithmetic"
@@ -58,12 +58,12 @@ def test_two_lengths_give_the_constant_and_the_shape_gives_the_rest() -> None:
 
 def test_nothing_measured_is_no_model() -> None:
     assert time_model.fit_prefill({}, seed=1) is None
-    assert time_model.fit_prefill({100: []}, seed=1) is None
+    assert time_model.fit_prefill({100: [[]]}, seed=1) is None
     none = time_model.calibrate_restore(
         [], prefill(1, 1, 0), tokens=2, restored=1, size=1, bytes_per_s=None, seed=1
     )
     assert none is None
-    assert time_model.fit_restore({10.0: [1.0]}, seed=1) is None
+    assert time_model.fit_restore({10.0: [[1.0]]}, seed=1) is None
 
 
 @given(terms, st.integers(2, 50_000), st.floats(0, 1))
@@ -87,7 +87,7 @@ def test_restored_tokens_never_cost_more_and_the_late_ones_cost_most(
 def test_an_interval_holds_its_value_and_is_the_same_every_time(
     short: list[float], long: list[float], seed: int
 ) -> None:
-    times = {100: short, 1000: long}
+    times = {100: [short, long], 1000: [long]}
     one, other = (time_model.fit_prefill(times, seed=seed) for _ in range(2))
     assert one is not None
     assert other is not None
@@ -96,9 +96,29 @@ def test_an_interval_holds_its_value_and_is_the_same_every_time(
     assert 0 <= found.low <= found.value <= found.high
 
 
+@given(st.floats(0.1, 100), st.floats(0.1, 100))
+@FEW
+def test_two_lengths_never_give_a_term_below_zero(low: float, high: float) -> None:
+    found = time_model.fit_prefill({1: [[low]], 1000: [[high]]}, seed=0)
+    assert found is not None
+    assert found.constant_ms[0] >= 0
+    assert found.linear_ms[0] >= 0
+    if low <= high <= 1000 * low:
+        assert found.ms(1)[0] == pytest.approx(low)
+        assert found.ms(1000)[0] == pytest.approx(high)
+
+
+def test_repeats_that_differ_widen_the_interval() -> None:
+    same = time_model.resampled_median([[20.0, 21, 22]] * 4, 0)
+    apart = time_model.resampled_median([[30.0, 31, 32], [10, 11, 12]] * 2, 0)
+    assert same[0] == apart[0] == 21
+    narrow, wide = time_model.estimate(same), time_model.estimate(apart)
+    assert wide.high - wide.low > 5 * (narrow.high - narrow.low)
+
+
 def test_more_spread_gives_a_wider_interval() -> None:
-    steady = time_model.fit_prefill({1000: [99, 100, 101] * 5}, seed=3)
-    noisy = time_model.fit_prefill({1000: [50, 100, 150] * 5}, seed=3)
+    steady = time_model.fit_prefill({1000: [[99, 100, 101] * 5]}, seed=3)
+    noisy = time_model.fit_prefill({1000: [[50, 100, 150] * 5]}, seed=3)
     assert steady is not None
     assert noisy is not None
     widths = [e.high - e.low for e in (time_model.estimate(m.ms(1000)) for m in (steady, noisy))]
@@ -113,7 +133,7 @@ def test_a_calibrated_restore_explains_its_own_times(
     machine, size = prefill(*true), 1.4e6
     took = float(machine.ms(1121, 1120)[0]) + latency + 1000 * size / bandwidth
     found = time_model.calibrate_restore(
-        [took], machine, tokens=1121, restored=1120, size=size, bytes_per_s=bandwidth, seed=0
+        [[took]], machine, tokens=1121, restored=1120, size=size, bytes_per_s=bandwidth, seed=0
     )
     assert found is not None
     assert found.latency_ms[0] == pytest.approx(latency, abs=1e-6 * took)
@@ -124,12 +144,12 @@ def test_a_calibrated_restore_explains_its_own_times(
 
 
 def test_latency_and_bandwidth_are_told_apart_by_two_sizes() -> None:
-    found = time_model.fit_restore({1e6: [5.0], 3e6: [9.0]}, seed=0)
+    found = time_model.fit_restore({1e6: [[5.0]], 3e6: [[9.0]]}, seed=0)
     assert found is not None
     assert found.latency_ms[0] == pytest.approx(3)
     assert found.bytes_per_s is not None
     assert found.bytes_per_s[0] == pytest.approx(5e8)
-    flat = time_model.fit_restore({1e6: [5.0], 3e6: [5.0]}, seed=0)
+    flat = time_model.fit_restore({1e6: [[5.0]], 3e6: [[5.0]]}, seed=0)
     assert flat is not None
     assert flat.bytes_per_s is None
 
