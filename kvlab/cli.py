@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,6 +37,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 Runs = Annotated[Path, typer.Option(help="Where run folders are kept.")]
 L2Path = Annotated[Path, typer.Argument(help="The folder of an L2 adapter.")]
 RUNS = Path("data/runs")
+MODELS = Path(os.environ.get("KVLAB_MODELS", "data/models"))
 disk = typer.Typer(
     help="See and prune the records in an L2 folder; LMCache's fs adapter never frees space.",
     no_args_is_help=True,
@@ -239,6 +241,20 @@ def compare(
         RunDir.open(first), RunDir.open(second), allow_different_hosts=different_hosts
     )
     typer.echo(_json(result) if as_json else comparison.text(result))
+
+
+@app.command(epilog="Example: kvlab predict dgx-spark --json")
+def predict(
+    profile: Profile = "embedded",
+    models: Annotated[Path, typer.Option(help="Where built models lie.")] = MODELS,
+    set_: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Say what the profile's workload would do on its machine, without starting anything."""
+    from kvlab.sizing import answers
+
+    found = answers.answer(_load(profile, set_), models=models)
+    typer.echo(_json(found) if as_json else answers.text(found))
 
 
 @app.command(epilog="Example: kvlab reproduce embedded --lang tr,zh,en")

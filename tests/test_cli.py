@@ -15,7 +15,7 @@ from tests.builders import make_run
 
 COMMANDS = (
     *("profiles", "check", "plan", "run", "report", "verify", "compare", "reproduce", "engine"),
-    "clean",
+    *("clean", "predict"),
 )
 
 

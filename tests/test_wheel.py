@@ -52,6 +52,7 @@ def test_profiles_texts_templates_notebooks_and_locks_are_there(installed: Path)
         "profiles/embedded.yaml",
         "engine/requirements.lock",
         "report/published.json",
+        "sizing/shapes.json",
         "report/templates/page.css",
         "notebooks/10_two_round.ipynb",
     ):

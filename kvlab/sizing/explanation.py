@@ -1,4 +1,4 @@
-"""Why the DGX Spark report measured 1.95x: derived from its own settings, never a measurement. Pure.
+"""Why the DGX Spark report measured 1.95x: derived from its own settings, not measured. Pure.
 
 Given are the report's baseline figure, its settings and its sizes; the figure of the lmcache arm
 is only compared with what comes out. Two things are not in the report and are taken as ranges: how
@@ -13,28 +13,25 @@ from typing import Any
 
 from kvlab.profile import Profile, Workload
 from kvlab.report.published import dgx_spark, fx100
-from kvlab.sizing import time_model
 from kvlab.sizing.time_model import Prefill, certain
 
 GB = 1e9
 GIB = 1 << 30
 SHAPES = ("prefix_suffix", "identical")
-ATTENTION = {"active_parameters": 3e9, "attention_layers": 10, "heads": 16, "head_dim": 256}
-"""The published shape of Qwen3.6-35B-A3B: 3 G of 35 G parameters are active, every fourth of 40
-layers is attention. The same shape gives N = 2144 at fp8 with three draft tokens."""
 
 
 def applies_to(profile: Profile) -> bool:
     """Whether a profile is the published experiment, which alone is explained."""
     published = dgx_spark()
-    return (
-        profile.model.name == published["model"]
-        and profile.workload.context_tokens == published["context_tokens"]
-    )
+    asked = (profile.model.name, profile.workload.context_tokens)
+    return asked == (published["model"], published["context_tokens"])
 
 
-def explain(profile: Profile) -> dict[str, Any]:
+def explain(profile: Profile, *, attention: float, chunk_bytes: int) -> dict[str, Any]:
     """What the profile's settings say about the published figures, all of it derived.
+
+    ``attention`` is b / a of the model's prefill, ``chunk_bytes`` the size of a record by its
+    shape, which stands beside the stated one as a check.
 
     ``shapes`` holds one entry for each shape of the workload: what whole blocks restore, the TTFT
     and the speedup of the lmcache arm as ranges, whether the published figure lies in them, and the
@@ -44,7 +41,7 @@ def explain(profile: Profile) -> dict[str, Any]:
     baseline_ms = published["ttft_ms"]["baseline"]["median"]
     measured_ms = published["ttft_ms"]["lmcache"]["median"]
     tokens = profile.workload.context_tokens
-    prefills = dict(_prefills(baseline_ms, tokens))
+    prefills = dict(_prefills(baseline_ms, tokens, attention))
     records = published["records"]
     sizes = [records["gb"] * GB / records["count"], records["gb"] * GIB / records["count"]]
     reads = [rates["serial"], rates["rated"][1]]
@@ -58,9 +55,13 @@ def explain(profile: Profile) -> dict[str, Any]:
             "record_bytes": sizes,
             "files_per_cold_request": tokens // chunk,
         },
+        "by_shape": {
+            "record_bytes": chunk_bytes,
+            "records_gib": records["count"] * chunk_bytes / GIB,
+        },
         "assumed": {
             "read_gb_per_s": reads,
-            "attention_per_token": time_model.attention_ratio(**ATTENTION),
+            "attention_per_token": attention,
         },
         "published": {
             "ttft_ms": measured_ms,
@@ -82,10 +83,9 @@ def explain(profile: Profile) -> dict[str, Any]:
     }
 
 
-def _prefills(baseline_ms: float, tokens: int) -> Iterator[tuple[str, Prefill]]:
+def _prefills(baseline_ms: float, tokens: int, attention: float) -> Iterator[tuple[str, Prefill]]:
     """The baseline's one figure as a prefill: every token alike, and with attention's share."""
-    shape = time_model.attention_ratio(**ATTENTION)
-    for name, ratio in (("alike", 0.0), ("attention", shape)):
+    for name, ratio in (("alike", 0.0), ("attention", attention)):
         per_token = baseline_ms / (tokens + ratio * tokens**2)
         yield (
             name,
@@ -143,12 +143,8 @@ def _read_ms(size: float, gb_per_s: float) -> float:
     return 1000 * size / (gb_per_s * GB)
 
 
-def text(found: Mapping[str, Any]) -> str:
-    """The explanation in sentences, with its formulas and their sources."""
-    return "\n".join([*_of_the_shapes(found), *_of_the_eviction(found)])
-
-
-def _of_the_shapes(found: Mapping[str, Any]) -> Iterator[str]:
+def sentences(found: Mapping[str, Any]) -> Iterator[str]:
+    """The explanation in sentences, a paragraph each, with its formulas and their sources."""
     given, assumed, published = found["given"], found["assumed"], found["published"]
     first, second = (found["shapes"][shape] for shape in SHAPES)
     tokens, chunk = given["context_tokens"], given["chunk_tokens"]
@@ -166,14 +162,16 @@ def _of_the_shapes(found: Mapping[str, Any]) -> Iterator[str]:
     )
     yield (
         f"Given by the report: {given['baseline_ttft_ms']:,.1f} ms for {tokens:,} tokens without "
-        f"LMCache; 32 GB in 377 records, so {low:.0f} to {high:.0f} MB each (GB or GiB); "
+        f"LMCache; 32 GB in 377 records, so {low:.0f} to {high:.0f} MB each (GB or GiB; the "
+        f"model's shape gives {found['by_shape']['record_bytes'] / 1e6:.1f} MB and "
+        f"{found['by_shape']['records_gib']:.1f} GiB for 377); "
         f"{published['files_per_cold_request']} files for each cold request, as "
         f"floor({tokens:,} / {chunk:,}) = {given['files_per_cold_request']} says."
     )
     yield (
         f"Not given, so taken as ranges: the disk reads {serial} GB/s (LMCache's serial reads) to "
-        f"{rated} GB/s (the rating of an NVMe SSD), both figures of the FX100 article (Mingxin, July "
-        "2026); late tokens cost as much as early ones, or more by attention's share in the "
+        f"{rated} GB/s (the rating of an NVMe SSD), both figures of the FX100 article (Mingxin, "
+        "July 2026); late tokens cost as much as early ones, or more by attention's share in the "
         f"model's shape (b / a = {assumed['attention_per_token']:.2e} per token)."
     )
     yield ""
@@ -197,13 +195,15 @@ def _of_the_shapes(found: Mapping[str, Any]) -> Iterator[str]:
     )
     if first["holds_published"] and not second["holds_published"]:
         yield (
-            "So the report's contexts returned as prefixes with another end, not as a whole, "
-            "which it does not state."
+            "So the published figures fit contexts that return as prefixes with another end, as in "
+            "LMCache's own benchmark, and not contexts that return whole. The report does not say "
+            "which it used."
         )
     yield (
         "A cost that every request has, whatever its length, cannot be told from one length. "
         f"It would slow the lmcache arm by its share of {first['restored_tokens']:,} / {tokens:,}, "
-        f"so with {rated} GB/s it is at most {first['constant_ms_at_most']:.0f} ms."
+        f"so with {rated} GB/s it is at most {first['constant_ms_at_most']:.0f} ms here; for "
+        f"identical contexts to fit it would be {second['constant_ms_at_most']:.0f} ms."
     )
 
 
@@ -213,10 +213,3 @@ def _lies(shape: Mapping[str, Any]) -> str:
 
 def _span(pair: list[float], digits: int) -> str:
     return f"{pair[0]:,.{digits}f} to {pair[1]:,.{digits}f}"
-
-
-def _of_the_eviction(found: Mapping[str, Any]) -> Iterator[str]:
-    """What the eviction ratio does, from the simulation of both."""
-    if "eviction" not in found:
-        return
-    yield ""
