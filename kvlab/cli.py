@@ -224,6 +224,23 @@ def verify(run: RunPath, as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
+@app.command(epilog="Example: kvlab export data/runs/<run> --format parquet --out tables")
+def export(
+    run: RunPath,
+    fmt: Annotated[str, typer.Option("--format", help="csv or parquet.")] = "csv",
+    out: Annotated[
+        Path | None, typer.Option(help="Where the tables go; by default tables/<run>.")
+    ] = None,
+) -> None:
+    """Write a run as tidy tables: requests, counters, events, figures."""
+    from kvlab import export as exporting
+    from kvlab.rundir import RunDir
+
+    opened = RunDir.open(run)
+    for path in exporting.write(opened, out or Path("tables") / opened.id, fmt):
+        typer.echo(str(path))
+
+
 @app.command(epilog="Example: kvlab compare data/runs/<one> data/runs/<other>")
 def compare(
     first: RunPath,
