@@ -15,7 +15,7 @@ from typing import Any
 
 from babel import Locale
 from babel.dates import format_date
-from babel.numbers import format_decimal, format_percent
+from babel.numbers import format_decimal, format_percent, get_decimal_symbol
 from markupsafe import Markup, escape
 
 from kvlab import plain_yaml
@@ -53,6 +53,7 @@ class Text:
         self.stop = "\u3002" if lang == "zh" else "."
         """What ends a sentence."""
         self._locale = Locale.parse(LOCALES[lang])
+        self.decimal_sign = get_decimal_symbol(self._locale)
         self._sentences = catalogue(lang)
 
     def __call__(self, key: str, **values: Any) -> str:

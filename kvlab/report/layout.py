@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -131,6 +133,8 @@ def page(body: str, *, title: str, lang: str, genre: str) -> str:
             text=text,
             genre=genre,
             css=Markup(css()),  # noqa: S704 - our own file
+            script=Markup(script()),  # noqa: S704 - our own file
+            script_hash=Markup(f"'sha256-{_digest(script())}'"),  # noqa: S704
             version=__version__,
         )
     )
@@ -140,6 +144,16 @@ def page(body: str, *, title: str, lang: str, genre: str) -> str:
 def css() -> str:
     """The style sheet of every page."""
     return (TEMPLATES / "page.css").read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=1)
+def script() -> str:
+    """The script of every page; the page allows no other, by its hash."""
+    return (TEMPLATES / "page.js").read_text(encoding="utf-8")
+
+
+def _digest(source: str) -> str:
+    return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
 
 
 def _alone(summary: Summary, text: Text) -> Section:

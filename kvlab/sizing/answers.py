@@ -55,7 +55,8 @@ def _sizes(found: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"N = {found['block_tokens']:,} tokens by the model's shape, chunks of "
         f"{found['chunk_tokens']:,} tokens hold {byte_size(found['chunk_bytes'])}; a context "
-        f"leaves {found['records_per_context']} records of {byte_size(found['context_bytes'])} together."
+        f"leaves {found['records_per_context']} records of "
+        f"{byte_size(found['context_bytes'])} together."
     )
     yield (
         f"The workload is {byte_size(found['working_set_bytes'])} in L1 and L2 "

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import html
+import io
+import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +32,39 @@ onload = () => {
       wide.map((e) => e.outerHTML.slice(0, 90)).slice(0, 3).join(" | ")].join(";");
     document.body.append(line);
   }
+};
+</script>
+"""
+
+USE = """
+<script>
+const say = (name, what) => {
+  const line = document.createElement("p");
+  line.className = name;
+  line.textContent = JSON.stringify(what);
+  document.body.append(line);
+};
+onload = () => {
+  const frame = document.querySelector("iframe");
+  const page = frame.contentDocument;
+  const last = (row) => row.cells[row.cells.length - 1].textContent.trim();
+  const table = [...page.querySelectorAll("table:has(button.sort)")].find(
+    (table) => [...table.tBodies[0].rows].every((row) => /^[%−-]?\\d/.test(last(row))));
+  const buttons = [...table.querySelectorAll("button.sort")];
+  const column = buttons.length - 1;
+  const shown = () => [...table.tBodies[0].rows].map((row) => row.cells[column].textContent.trim());
+  const before = shown();
+  const states = [0, 1].map(() => {
+    buttons[column].click();
+    return [buttons[column].parentElement.getAttribute("aria-sort"), shown()];
+  });
+  say("sorted", {before, states});
+  frame.contentWindow.URL.createObjectURL = (blob) => {
+    blob.text().then((text) => say("saved", text));
+    return "data:,";
+  };
+  page.querySelector("button.csv").click();
+  say("tables", ["main table", "button.csv"].map((which) => page.querySelectorAll(which).length));
 };
 </script>
 """
@@ -98,3 +135,42 @@ def test_the_console_does_complain(tmp_path: Path) -> None:
     page.write_text(asking, encoding="utf-8")
     _, console = browse(page, tmp_path)
     assert "a.test" in console
+
+
+@pytest.mark.parametrize("lang", ["tr", "zh", "en"])
+def test_tables_sort_and_are_saved_as_csv(lang: str, tmp_path: Path) -> None:
+    source = html.escape(cases.html("proven", "technical", lang), quote=True)
+    page = tmp_path / "use.html"
+    page.write_text(
+        f'<!doctype html><meta charset=utf-8>{USE}<iframe width="1000" srcdoc="{source}"></iframe>',
+        encoding="utf-8",
+    )
+    document, console = browse(page, tmp_path)
+    assert not console
+
+    def said(name: str) -> Any:
+        found = re.search(rf'<p class="{name}">(.*?)</p>', document, re.DOTALL)
+        assert found is not None, f"no {name}"
+        return json.loads(html.unescape(found[1]))
+
+    use = said("sorted")
+    (up, ascending), (down, descending) = use["states"]
+    assert (up, down) == ("ascending", "descending")
+    assert sorted(ascending) == sorted(descending) == sorted(use["before"])
+    numbers = [number(shown, lang) for shown in ascending]
+    assert numbers == sorted(numbers)
+    assert len(set(numbers)) > 1
+    assert [number(shown, lang) for shown in descending] == numbers[::-1]
+    tables, buttons = said("tables")
+    assert tables == buttons > 0
+    rows = list(csv.reader(io.StringIO(said("saved").lstrip("\ufeff"))))
+    assert len(rows) > 2
+    assert all(rows)
+
+
+def number(shown: str, lang: str) -> float:
+    """The first number of a cell, written as the language writes it."""
+    plain = shown.replace(".", "").replace(",", ".") if lang == "tr" else shown.replace(",", "")
+    found = re.search(r"-?\d+(?:\.\d+)?", plain.replace("−", "-"))
+    assert found is not None, shown
+    return float(found[0])

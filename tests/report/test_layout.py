@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import itertools
 import json
 import re
@@ -30,7 +32,8 @@ class Page(HTMLParser):
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
-        self.scripts = ""
+        self.summary = ""
+        self.script = ""
         self._open: list[str] = []
         self.feed(html)
         assert not self._open, f"left open: {self._open}"
@@ -38,19 +41,22 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
         if tag not in VOID:
-            self._open.append(tag)
+            self._open.append("data" if dict(attrs).get("type") == "application/json" else tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
         assert self._open, f"</{tag}> closes nothing"
-        assert self._open[-1] == tag, f"</{tag}> closes <{self._open[-1]}>"
+        open_tag = "script" if self._open[-1] == "data" else self._open[-1]
+        assert open_tag == tag, f"</{tag}> closes <{open_tag}>"
         self._open.pop()
 
     def handle_data(self, data: str) -> None:
-        if "script" in self._open:
-            self.scripts += data
+        if "data" in self._open:
+            self.summary += data
+        elif "script" in self._open:
+            self.script += data
         elif "style" not in self._open:
             self.text += data
 
@@ -100,7 +106,11 @@ def test_a_page_asks_for_nothing_from_anywhere(genre: str, lang: str) -> None:
             assert not re.match(r"(https?:)?//", attrs.get(name) or ""), attrs
     assert not re.search(r"@import|url\((?!#)", html)
     scripts = seen.all("script")
-    assert [script["type"] for script in scripts] == ["application/json"]
+    assert [script.get("type") for script in scripts] == ["application/json", None]
+    assert seen.script == layout.script()
+    (policy,) = [m for m in seen.all("meta") if m.get("http-equiv") == "Content-Security-Policy"]
+    digest = base64.b64encode(hashlib.sha256(seen.script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in str(policy["content"])
     assert seen.all("html")[0]["lang"] == i18n.TAGS[lang]
 
 
@@ -129,7 +139,7 @@ def test_an_invalid_run_shows_a_banner_and_no_headline_anywhere(
     for arm in summary["arms"]:
         for key in ("median", "first", "p90", "p99"):
             assert text.milliseconds(summary["ttft_ms"][arm][key]) not in html
-    kept = json.loads(seen.scripts)
+    kept = json.loads(seen.summary)
     assert not set(HEADLINE_KEYS) & set(kept)
 
 
@@ -248,16 +258,17 @@ def test_nothing_of_a_run_becomes_markup(case: str, genre: str, lang: str) -> No
     summary = {**poisoned(cases.summary(case)), "arms": ["baseline", "lmcache"]}
     html = report.render(summary, genre=genre, lang=lang)
     seen = Page(html)
-    assert len(seen.all("script")) == 1
+    assert len(seen.all("script")) == 2
+    assert seen.script == layout.script()
     assert not seen.all("img")
     assert not any(name.startswith("on") for _, attrs in seen.elements for name in attrs)
     assert HOSTILE in seen.text
-    json.loads(seen.scripts)
+    json.loads(seen.summary)
 
 
 def test_the_embedded_summary_is_the_summary() -> None:
     summary = cases.summary()
-    assert json.loads(page().scripts) == json.loads(json.dumps(summary))
+    assert json.loads(page().summary) == json.loads(json.dumps(summary))
 
 
 @pytest.mark.usefixtures("no_figures")
