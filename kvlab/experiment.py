@@ -9,7 +9,7 @@ import asyncio
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,10 +24,10 @@ from kvlab.rundir import RunDir
 from kvlab.runtime import Launcher
 from kvlab.stack import Launch, plan
 from kvlab.workloads import (
-    Workload,
     acceptance,
     eviction,
     object_groups,
+    parallel_read,
     restart,
     shared_cache,
     soak,
@@ -39,7 +39,8 @@ from kvlab.workloads import (
 class Recipe:
     """How an experiment runs: its workload, its arms, and the steps that its progress counts."""
 
-    workload: Workload
+    workload: Callable[..., Awaitable[None]]
+    """See ``workloads.Workload``."""
     arms: tuple[str, ...] | Callable[[Profile], tuple[str, ...]]
     """Their names, or how they follow from the profile."""
     control: tuple[str, ...] | None = None
@@ -48,6 +49,8 @@ class Recipe:
     """The (repeat, arm) pairs in the order in which they run."""
     steps: Callable[[Profile, Sequence[str], int | None], Counter[str]]
     """The steps of these arms: of every repeat, or of so many."""
+    own_folder: bool = False
+    """Whether the workload is also given the run's folder, as ``folder``: it lays files there."""
 
 
 RECIPES: dict[str, Recipe] = {
@@ -87,6 +90,13 @@ RECIPES: dict[str, Recipe] = {
         arms=eviction.arms,
         order=eviction.order,
         steps=eviction.steps,
+    ),
+    "parallel-read": Recipe(
+        workload=parallel_read.parallel_read,
+        arms=parallel_read.arms,
+        order=parallel_read.order,
+        steps=parallel_read.steps,
+        own_folder=True,
     ),
     "soak": Recipe(
         workload=soak.soak,
@@ -143,7 +153,7 @@ async def run_async(
         manifest = _resumable(resume, experiment).manifest
         chosen = profile.from_dict(manifest["profile"], f"profile of {resume}")
     else:
-        chosen = profile.load(profile_name, overrides)
+        chosen = profile.load(profile_name, overrides, experiment=experiment)
     wanted = runtime.of(chosen) if launcher is None else None
     with host.exclusive():
         served = wanted.prepare(chosen, runs) if wanted else None
@@ -173,6 +183,7 @@ async def _measure(recipe: Recipe, chosen: Profile, folder: RunDir, launch: Laun
     arms = tuple(folder.manifest["arms"])
     finished = folder.finished_arms()
     with _kept(folder), _watched(recipe, chosen, folder, finished):
+        own = {"folder": folder.path} if recipe.own_folder else {}
         await recipe.workload(
             chosen,
             launch,
@@ -180,6 +191,7 @@ async def _measure(recipe: Recipe, chosen: Profile, folder: RunDir, launch: Laun
             nonce=folder.manifest["nonce"],
             arms=arms,
             done=finished,
+            **own,
         )
 
 

@@ -169,6 +169,114 @@ def served(summary: Summary, text: Text, width: Width = "wide") -> str:
         return finish(text("figure.served.title"), text("figure.served.description"))
 
 
+READ_COLOURS = ("a", "b", "l2", "ref", "l0")
+"""Of the adapters: the reference, the treated one, then the others in their order."""
+READ_MARKS = ("o", "^", "s", "D")
+"""Of the places, in their order."""
+
+
+def parallel_read(summary: Summary, text: Text, width: Width = "wide") -> str:
+    """TTFT and the rate of reading by concurrency, with what fio reads in the same place."""
+    narrow = width == "narrow"
+    with canvas.sheet("reads", width, 600 if narrow else 360) as (figure, finish):
+        top = 150 if narrow else 104
+        places = (
+            (
+                {"left": 50, "right": 8, "top": top, "bottom": 280},
+                {"left": 50, "right": 8, "top": 600 - 212, "bottom": 42},
+            )
+            if narrow
+            else (
+                {"left": 54, "right": 376, "top": top, "bottom": 42},
+                {"left": 404, "right": 12, "top": top, "bottom": 42},
+            )
+        )
+        times, rates = (canvas.axes(figure, **place) for place in places)
+        lines = _read_lines(summary, text)
+        for line in lines:
+            _draw_reads(times, line, "seconds", summary)
+            _draw_reads(rates, line, "rates", summary)
+        ceilings = _draw_ceilings(rates, summary)
+        every = [value for line in lines for value in line["seconds"] if value is not None]
+        _time_axis(times, every, text)
+        every = [value for line in lines for value in line["rates"] if value is not None]
+        _time_axis(rates, [*every, *ceilings], text)
+        for axes, name in ((times, "ttft"), (rates, "rate")):
+            _title(axes, text(f"figure.reads.{name}"))
+            axes.set_xlabel(text("figure.reads.axis"), loc="left")
+            axes.margins(x=0.08)
+            slots = summary["workload"]["concurrency"]
+            axes.set_xticks(range(len(slots)), [text.plain_number(one) for one in slots])
+        _legend_of_reads(figure, times, lines, text, columns=2 if narrow else 4)
+        return finish(text("figure.reads.title"), text("figure.reads.description"))
+
+
+def _read_lines(summary: Summary, text: Text) -> list[dict[str, Any]]:
+    """One line per arm: its look, and its values by concurrency."""
+    rows = summary["variants"]
+    others = dict.fromkeys(row["adapter"] for row in rows if row.get("adapter"))
+    ranked = dict.fromkeys((summary["reference"], summary["treated"], *others))
+    colours = dict(zip(ranked, READ_COLOURS, strict=False))
+    marks = dict(zip((path["name"] for path in summary["paths"]), READ_MARKS, strict=False))
+    lines = []
+    for label in dict.fromkeys(row["label"] for row in rows):
+        own = {row["concurrency"]: row for row in rows if row["label"] == label}
+        first = next(iter(own.values()))
+        path = first.get("path")
+        found = [own.get(slots, {}) for slots in summary["workload"]["concurrency"]]
+        medians = [row.get("ttft_ms", {}).get("median") for row in found]
+        lines.append(
+            {
+                "label": f"{path} · {first['adapter']}" if path else text("figure.reads.recompute"),
+                "color": COLOURS[colours.get(first.get("adapter"), "recompute")],
+                "marker": marks.get(path, "x"),
+                "linestyle": "-" if path and marks.get(path) == READ_MARKS[0] else (0, (4, 1.5)),
+                "seconds": [None if value is None else value / 1000 for value in medians],
+                "rates": [row.get("l2_gb_per_s") for row in found],
+            }
+        )
+    return lines
+
+
+def _draw_reads(axes: Axes, line: dict[str, Any], values: str, summary: Summary) -> None:
+    known = [(place, value) for place, value in enumerate(line[values]) if value is not None]
+    if known:
+        style = {name: line[name] for name in ("color", "marker", "linestyle")}
+        axes.plot(*zip(*known, strict=True), linewidth=1.8, markersize=5, **style)
+
+
+def _draw_ceilings(axes: Axes, summary: Summary) -> list[float]:
+    """A line for the most that fio read in each place, and its height."""
+    found = []
+    for path in summary["paths"]:
+        if (value := path.get("ceiling_gb_per_s")) is not None:
+            axes.axhline(value, color=COLOURS["ink"], linewidth=1.1, linestyle=(0, (1, 2)))
+            _say(axes, 0, value, f"fio · {path['name']}", "muted", size=9)
+            found.append(value)
+    return found
+
+
+def _legend_of_reads(
+    figure: Figure, axes: Axes, lines: Sequence[dict[str, Any]], text: Text, columns: int
+) -> None:
+    from matplotlib.lines import Line2D
+
+    names = ("label", "color", "marker", "linestyle")
+    handles = [
+        Line2D([], [], linewidth=1.8, markersize=5, **{name: line[name] for name in names})
+        for line in lines
+    ]
+    ceiling: dict[str, Any] = {"color": COLOURS["ink"], "linestyle": (0, (1, 2)), "linewidth": 1.1}
+    handles.append(Line2D([], [], label=text("figure.reads.ceiling"), **ceiling))
+    _place_legend(figure, axes, handles, columns)
+
+
+OF_EXPERIMENTS: dict[str, Callable[[Summary, Text, Width], str]] = {
+    "parallel-read": parallel_read,
+}
+"""The figures of experiments other than the A/B."""
+
+
 def _draw_tiers(axes: Axes, place: float, tiers: dict[str, float], text: Text) -> None:
     total = sum(tiers.get(tier) or 0 for tier in TIERS)
     start = 0.0

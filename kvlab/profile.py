@@ -24,8 +24,6 @@ SCHEMA = 1
 MIN_CHUNKS = 4
 """A context shorter than this many chunks says little: its uncached tail weighs too much."""
 
-CONTAINER_ROLES = ("baseline", "lmcache_server", "lmcache")
-
 Scalar = str | int | float | bool | None
 
 
@@ -43,7 +41,7 @@ class Model(Part):
     source: Literal["built", "hub"]
     name: str = Field(min_length=1)
     """``built``: the folder's name below data/models; ``hub``: the id, e.g. ``org/model``."""
-    preset: Literal["hybrid", "dense"] | None = None
+    preset: Literal["hybrid", "dense", "wide"] | None = None
     seed: int = 0
     layers: int | None = Field(default=None, ge=1)
     served_name: str = Field(min_length=1)
@@ -55,7 +53,7 @@ class Model(Part):
     @model_validator(mode="after")
     def _complete(self) -> Model:
         if self.source == "built" and self.preset is None:
-            raise ValueError("a built model needs a preset: hybrid or dense")
+            raise ValueError("a built model needs a preset: hybrid, dense or wide")
         if self.vocabulary[1] - self.vocabulary[0] < 1024 or self.vocabulary[0] < 0:
             raise ValueError("the vocabulary range must span at least 1,024 token ids")
         return self
@@ -114,43 +112,18 @@ class Cache(Part):
     env: dict[str, str] = {}
 
 
-Size = Annotated[str, Field(pattern=r"^\d+[bkmg]?$")]
-"""As docker writes sizes: ``512m``, ``32g``."""
-ContainerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+class Container(Part):
+    """How a service becomes a container; used by the docker runtime and by ``plan --shell``."""
 
-
-class Limits(Part):
-    """What a container may use; null: no limit of its own."""
-
-    shm_size: Size | None = None
-    memory: Size | None = None
-    memory_swap: Size | None = None
-
-
-class Container(Limits):
-    """How a service becomes a container; used by the docker runtime and by ``plan --shell``.
-
-    The limits are vLLM's.
-    """
-
-    image: str = Field(min_length=1)
-    names: dict[Literal["baseline", "lmcache_server", "lmcache"], ContainerName]
-    prefix: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]*)?$")
-    suffix: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]*$")
-    """Set around every name, so that two users of one engine do not meet."""
-    python: str | None = None
-    """The interpreter in the image that runs both servers; null: the image's own entrypoint."""
+    image: str
+    names: dict[Literal["baseline", "lmcache_server", "lmcache"], str]
     gpus: str | None = None
-    """``all``, a number, ``device=0,1``, or a CDI device such as ``nvidia.com/gpu=all``."""
     network: str = "host"
     ipc: str = "host"
-    pid: str | None = None
-    """``host``: no process ids of its own. LMCache on CPU names shared memory after them."""
-    user: str | None = None
-    """``caller``: whoever runs kvlab; null: the image's own."""
-    lmcache_limits: Limits = Limits()
+    shm_size: str | None = None
+    memory: str | None = None
+    memory_swap: str | None = None
     volumes: list[str] = []
-    """``path`` (the same inside), ``path:path`` or ``path:path:ro``."""
     lmcache_entrypoint: str = "/usr/local/bin/lmcache"
 
 
@@ -178,6 +151,38 @@ class Workload(Part):
         """Tokens that whole chunks can restore; the last token is always computed."""
         reusable = min(self.prefix_tokens, self.context_tokens - 1)
         return reusable // chunk_tokens * chunk_tokens
+
+
+class StoragePath(Part):
+    """A place where records may lie: a folder, or an emulated network mount of another place's."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,30}$")
+    path: str | None = None
+    """None: a folder inside the run's own."""
+    mount_of: str | None = None
+    """The place whose folder is mounted, with the delays below. Such a mount is emulated."""
+    latency_ms: float = Field(default=10.0, gt=0)
+    """Of each 128 KiB that the emulated mount reads."""
+    bandwidth_mb_s: float | None = Field(default=None, gt=0)
+    """All readers together, in 10^6 bytes; null: no limit but its own."""
+    adapters: list[str] | None = None
+    """The adapters that parallel-read measures here; null: all."""
+
+
+class Storage(Part):
+    """The places that are compared, and how fio measures what they give."""
+
+    paths: list[StoragePath] = Field(default=[StoragePath(name="local")], min_length=1)
+    readers: list[Annotated[int, Field(ge=1)]] = Field(default=[1, 16], min_length=1)
+    """Jobs of fio at once, each with one request in flight."""
+    block_kb: int = Field(default=4096, ge=4, multiple_of=4)
+    """Size of one request in KiB: that of a record."""
+    runtime_s: float = Field(default=2.0, gt=0)
+    """How long fio reads at each number of readers."""
+
+    def path_named(self, name: str) -> StoragePath:
+        """The place of that name."""
+        return next(one for one in self.paths if one.name == name)
 
 
 class TwoRound(Part):
@@ -275,7 +280,55 @@ class Restart(Part):
     """``max_num_batched_tokens`` that breaks the 2N-1 rule; null: 2N."""
 
 
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "fs": {"type": "fs", "relative_tmp_dir": ".tmp", "use_odirect": True},
+    "fs_native": {
+        "type": "fs_native",
+        "relative_tmp_dir": ".tmp",
+        "use_odirect": True,
+        "num_workers": 32,
+    },
+    "parallel_fs": {
+        "type": "plugin",
+        "module_path": "kvlab.engine.parallel_fs",
+        "class_name": "ParallelFSL2Adapter",
+        "config_class_name": "ParallelFSL2AdapterConfig",
+        "adapter_params": {"relative_tmp_dir": ".tmp"},
+    },
+}
+"""The L2 adapters that are compared: as LMCache's server takes them, but for base_path."""
+
+
+class ParallelRead(Part):
+    """Cold reads from L2 at several concurrencies, adapter by adapter, place by place."""
+
+    repeats: int = Field(default=1, ge=1)
+    """Each starts every arm once; even ones in the opposite order."""
+    concurrency: list[Annotated[int, Field(ge=1)]] = Field(default=[8, 16, 32], min_length=1)
+    """Requests in flight; each of them is a round of its own over all contexts."""
+    adapters: dict[str, dict[str, Any]] = Field(default=ADAPTERS, min_length=1)
+    """By name."""
+    reference: str = "fs"
+    """The adapter that the others are compared with."""
+    treated: str = "parallel_fs"
+    """The adapter that is claimed to be faster; the reference itself: than computing."""
+    recompute: bool = True
+    """Whether vLLM alone, which computes everything, is an arm too."""
+    ttft_limit_s: float = Field(default=5.0, gt=0)
+    """Goodput counts the requests whose first token came within it."""
+    ceiling_margin: float = Field(default=0.1, ge=0)
+    """A rate may exceed fio's best by this share before it is called not plausible."""
+
+    @model_validator(mode="after")
+    def _known(self) -> ParallelRead:
+        for name in (self.reference, self.treated):
+            if name not in self.adapters:
+                raise ValueError(f"no adapter is named {name!r}; known: {', '.join(self.adapters)}")
+        return self
+
+
 class Experiments(Part):
+    parallel_read: ParallelRead = ParallelRead()
     two_round: TwoRound = TwoRound()
     restart: Restart = Restart()
     acceptance: Acceptance = Acceptance()
@@ -336,7 +389,10 @@ class Profile(Part):
     cache: Cache
     container: Container | None = None
     workload: Workload
+    storage: Storage = Storage()
     experiments: Experiments = Experiments()
+    stand_ins: dict[str, str] = {}
+    """Experiments that run on another profile of the same machine, by its name."""
     correctness: Correctness = Correctness()
     thresholds: Thresholds = Thresholds()
     timeouts: Timeouts = Timeouts()
@@ -414,29 +470,35 @@ def _contradictions(profile: Profile) -> Iterable[str]:
         )
     if engine.kv_cache_tokens:
         yield from l0_complaints(profile, engine.kv_cache_tokens)
+    yield from _storage_complaints(profile)
     if profile.runtime == "docker" and profile.container is None:
         yield "runtime docker needs a container section: image, names"
-    if profile.container:
-        yield from _container_complaints(profile.container)
 
 
-def _container_complaints(container: Container) -> Iterable[str]:
-    image = container.image
-    if "@" not in image and ":" not in image.rpartition("/")[2]:
-        yield (
-            f"container.image {image} has no tag or digest: a tag or digest is needed, or the "
-            f"engine would take any version; use {image}:<tag> or {image}@sha256:<digest>"
-        )
-    missing = [role for role in CONTAINER_ROLES if role not in container.names]
-    if missing:
-        yield f"container.names lacks {', '.join(missing)}; name all three"
-    same = len(set(container.names.values())) < len(container.names)
-    if same:
-        yield "two of container.names are the same; give each container a name of its own"
+def _storage_complaints(profile: Profile) -> Iterable[str]:
+    names = [one.name for one in profile.storage.paths]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"storage.paths names {name} twice; give each place a name of its own"
+    folders = [one.name for one in profile.storage.paths if one.mount_of is None]
+    known = profile.experiments.parallel_read.adapters
+    for one in profile.storage.paths:
+        if one.mount_of is not None and one.mount_of not in folders:
+            yield (
+                f"storage.paths: {one.name} mounts {one.mount_of!r}, which is no folder there; "
+                f"known: {', '.join(folders)}"
+            )
+        for adapter in one.adapters or ():
+            if adapter not in known:
+                yield (
+                    f"storage.paths: {one.name} names the adapter {adapter!r}; known: "
+                    f"{', '.join(known)}"
+                )
 
 
 def l0_complaints(profile: Profile, kv_cache_tokens: int) -> Iterable[str]:
     """The complaint, if any, that the working set does not overflow L0 enough to test LMCache."""
+    if not profile.engine.prefix_caching:
+        return  # vLLM keeps nothing between requests
     least = profile.thresholds.l0_overflow_min * kv_cache_tokens
     if profile.working_set_tokens < least:
         needed = math.ceil(least / profile.workload.context_tokens)
@@ -453,12 +515,22 @@ def names() -> list[str]:
     return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if _is_yaml(p.name))
 
 
-def load(name_or_path: str | Path, overrides: Mapping[str, Any] | None = None) -> Profile:
-    """The profile of that name or file, with dotted-key overrides applied, checked whole."""
+def load(
+    name_or_path: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    experiment: str | None = None,
+) -> Profile:
+    """The profile of that name or file, with dotted-key overrides applied, checked whole.
+
+    With ``experiment``, the profile that stands in for it there, if one does.
+    """
     origin, tree = _read(str(name_or_path), seen=())
     for key, value in (overrides or {}).items():
         _set(tree, key, value)
-    return _validate(tree, origin)
+    found = _validate(tree, origin)
+    other = found.stand_ins.get(experiment or "")
+    return load(other, overrides) if other else found
 
 
 def from_dict(tree: dict[str, Any], origin: str = "profile") -> Profile:
@@ -470,10 +542,7 @@ def as_published(profile: Profile) -> Profile:
     """The profile with every deviation taken back: the settings exactly as published."""
     tree = profile.as_dict()
     for deviation in profile.deviations:
-        if deviation.published is None:
-            _drop(tree, deviation.setting)
-        else:
-            _set(tree, deviation.setting, deviation.published)
+        _set(tree, deviation.setting, deviation.published)
     return _validate({**tree, "deviations": []}, f"profile {profile.name} as published")
 
 
@@ -567,14 +636,6 @@ def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
             )
         node = child
     node[last] = value
-
-
-def _drop(tree: dict[str, Any], dotted: str) -> None:
-    """Leave a setting out, so that its default counts."""
-    *parents, last = dotted.split(".")
-    for part in parents:
-        tree = tree.get(part) or {}
-    tree.pop(last, None)
 
 
 def _validate(tree: dict[str, Any], origin: str) -> Profile:

@@ -25,6 +25,7 @@ MEASURING = {
     "acceptance": "60_acceptance",
     "shared-cache": "50_shared_cache",
     "eviction": "35_eviction",
+    "parallel-read": "40_parallel_read",
     "soak": "65_soak",
 }
 """The notebook of each experiment, in the order in which they run."""

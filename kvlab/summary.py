@@ -22,6 +22,7 @@ EXPERIMENTS: tuple[str, ...] = (
     "object-groups",
     "shared-cache",
     "eviction",
+    "parallel-read",
     "soak",
 )
 """Each has a module of its name in ``kvlab.results``, with ``summarise`` and ``text``."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvlab import canvas, figures, i18n
-from tests.report import cases
+from tests.report import cases, read_cases
 
 Draw = Callable[[dict[str, Any], i18n.Text, canvas.Width], str]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -21,7 +21,11 @@ def speedup(summary: dict[str, Any], text: i18n.Text, width: canvas.Width) -> st
     return figures.speedup(summary, text, 1.95, width)
 
 
-DRAWS: list[Draw] = [speedup, figures.ttft_by_order, figures.ecdf, figures.served]
+def reads(_: dict[str, Any], text: i18n.Text, width: canvas.Width) -> str:
+    return figures.parallel_read(read_cases.READS, text, width)
+
+
+DRAWS: list[Draw] = [speedup, figures.ttft_by_order, figures.ecdf, figures.served, reads]
 
 
 @pytest.fixture(params=DRAWS, ids=lambda draw: draw.__name__)

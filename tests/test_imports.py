@@ -17,7 +17,7 @@ SHARED = {
 }
 MEASURING = {
     *("client", "sse", "prompts", "stack", "workloads", "experiment", "preflight"),
-    *("storage", "runtime", "slow_mount", "slow_files"),
+    *("storage", "runtime", "slow_mount", "slow_files", "fio", "loading"),
 }
 ENGINE = {"engine"}
 WHOLE = {"cli", "reproduce", "notebook"}

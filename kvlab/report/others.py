@@ -86,6 +86,26 @@ class Other(Source):
         """A number of bytes."""
         return self._show(path, self.text.byte_size)
 
+    def rate(self, *path: Any) -> Shown:
+        """Bytes per second, in 10^9 of them."""
+        return self._show(path, lambda value: f"{self.text.number(value, 3)} GB/s")
+
+    def per_second(self, *path: Any) -> Shown:
+        """Something per second, with one digit."""
+        return self._show(path, lambda value: self.text.number(value, 1))
+
+    def drawn(self) -> dict[str, Markup] | None:
+        """The experiment's figure in both widths; None where it has none, or may not show it."""
+        from kvlab import figures
+
+        draw = figures.OF_EXPERIMENTS.get(self.experiment)
+        if draw is None or not self.publishable:
+            return None
+        return {
+            "wide": Markup(draw(self.summary, self.text, "wide")),  # noqa: S704 - our own SVG
+            "narrow": Markup(draw(self.summary, self.text, "narrow")),  # noqa: S704 - our own SVG
+        }
+
     def span(self, write: str, *path: Any) -> Shown:
         """A pair, such as an interval or a range, written by the method named ``write``."""
         one: Callable[..., Shown] = getattr(self, write)

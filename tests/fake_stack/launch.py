@@ -58,6 +58,7 @@ OVERRIDES: dict[str, Any] = {
     "cache.separate_object_groups": False,
     "cache.flags": {},
     "cache.env": {},
+    "stand_ins": {},
     "workload.contexts": 8,
     # Five tokens more than the probe has, so that a fault can tell them apart.
     "workload.context_tokens": 70,

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvlab import cautions, i18n, report
 from tests.builders import make_run
-from tests.report import acceptance_cases, groups_cases, restart_cases, tier_cases
+from tests.report import acceptance_cases, groups_cases, read_cases, restart_cases, tier_cases
 
 Summary = dict[str, Any]
 
@@ -126,4 +126,5 @@ def every() -> dict[str, Summary]:
     found |= dict(acceptance_cases.cases(summary()))
     found |= dict(tier_cases.cases(summary()))
     found |= dict(restart_cases.cases(summary()))
+    found |= dict(read_cases.cases(summary()))
     return found
