@@ -51,6 +51,16 @@ class Recipe:
     """The steps of these arms: of every repeat, or of so many."""
     own_folder: bool = False
     """Whether the workload is also given the run's folder, as ``folder``: it lays files there."""
+    pace_s: Callable[[Profile], dict[str, float]] = lambda _: {}
+    """Seconds of steps that come at a set rate."""
+
+    def chosen_arms(self, profile: Profile) -> tuple[str, ...]:
+        """The arms on this profile."""
+        return self.arms(profile) if callable(self.arms) else self.arms
+
+    def forecast(self, profile: Profile, arms: Sequence[str]) -> progress.Forecast:
+        """How long these arms will take, before anything was measured."""
+        return progress.Forecast(self.steps(profile, arms, None), self.pace_s(profile))
 
 
 RECIPES: dict[str, Recipe] = {
@@ -103,6 +113,7 @@ RECIPES: dict[str, Recipe] = {
         arms=("soak",),
         order=soak.order,
         steps=soak.steps,
+        pace_s=soak.pace_s,
     ),
 }
 
@@ -179,6 +190,12 @@ def _recipe(experiment: str, *, control: bool) -> Recipe:
     return recipe
 
 
+def forecast(experiment: str, chosen: Profile) -> progress.Forecast:
+    """How long an experiment will take on a profile, before anything was measured."""
+    recipe = _recipe(experiment, control=False)
+    return recipe.forecast(chosen, recipe.chosen_arms(chosen))
+
+
 async def _measure(recipe: Recipe, chosen: Profile, folder: RunDir, launch: Launch) -> None:
     arms = tuple(folder.manifest["arms"])
     finished = folder.finished_arms()
@@ -224,11 +241,12 @@ def _kept(folder: RunDir) -> Iterator[None]:
 def _watched(
     recipe: Recipe, chosen: Profile, folder: RunDir, finished: set[tuple[int, str]]
 ) -> Iterator[None]:
-    steps = recipe.steps(chosen, folder.manifest["arms"], None)
+    forecast = recipe.forecast(chosen, folder.manifest["arms"])
     for _, arm in finished:
-        steps.subtract(recipe.steps(chosen, [arm], 1))
+        forecast.planned.subtract(recipe.steps(chosen, [arm], 1))
     with progress.display() as display:
-        folder.on_append = progress.Watcher(progress.Forecast(steps), folder.id, display)
+        display(folder.id, forecast)
+        folder.on_append = progress.Watcher(forecast, folder.manifest["experiment"], display)
         yield
 
 
@@ -294,9 +312,7 @@ def _manifest(
     control: bool,
 ) -> dict[str, Any]:
     runs.mkdir(parents=True, exist_ok=True)
-    arms = recipe.arms(chosen) if callable(recipe.arms) else recipe.arms
-    if control:
-        arms = recipe.control or ()
+    arms = (recipe.control or ()) if control else recipe.chosen_arms(chosen)
     facts = host.facts(runs)
     return {
         "run": rundir.run_id(experiment, chosen.name, chosen.sha256, datetime.now(UTC)),

@@ -1,8 +1,8 @@
 """How far a run is and how long it will still take, learnt from the run itself.
 
-``Forecast`` is pure: it knows the steps to come and the mean duration of each kind seen so far.
-``show`` feeds one from a run folder's records and draws it: a bar on a terminal, a widget in
-Jupyter, plain lines elsewhere.
+``Forecast`` is pure: it knows the steps to come and the mean duration of each kind seen so far. A
+``Watcher`` feeds one from a run folder's records, and a display draws it: a bar on a terminal, a
+widget in Jupyter, plain lines elsewhere. Of several runs in a row ``kvlab.agenda`` knows the rest.
 """
 
 from __future__ import annotations
@@ -12,29 +12,40 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvlab.records import Event, Record, RequestRecord, now_ns
 from kvlab.units import NS_PER_S, duration, ns_to_s
 
 FILE_VARIABLE = "KVLAB_PROGRESS"
 """Names a file that receives the state as JSON, for a parent that watches a notebook's kernel."""
-PRIOR_S = {"launch": 60.0, "request": 0.5, "drain": 1.5, "stop": 4.0}
+PRIOR_S = {"launch": 30.0, "request": 0.5, "drain": 1.5, "stop": 4.0, "notebook": 10.0}
 """Seconds a step takes before one of its kind was seen; only the first ETA rests on them."""
 LINE_EVERY_S = 10.0
+FORM = "{percentage:3.0f}% |{bar:16}| {desc}"
 SAME_LINE_EVERY_S = 60.0
 """Nothing new is said less often: only to show that the run is alive."""
 
 
-class Forecast:
-    """Steps by kind: how many are planned, how many are done, and how long one takes."""
+Steps = Mapping[str, tuple[int, float]]
+"""By kind: how many steps were done, and the seconds that they took together."""
 
-    def __init__(self, planned: Counter[str]):
+
+class Forecast:
+    """Steps by kind: how many are planned, how many are done, and how long one takes.
+
+    ``pace_s`` states what a step of a kind takes because the plan says so, as visits at a set rate.
+    """
+
+    def __init__(self, planned: Counter[str], pace_s: Mapping[str, float] | None = None):
         self.planned = planned
+        self.pace_s = dict(pace_s or {})
         self.done: Counter[str] = Counter()
         self.spent_s: dict[str, float] = {}
+        self.elsewhere: Steps = {}
+        """Steps of other runs, which tell how long those take that were not yet seen here."""
 
     def finish(self, kind: str, seconds: float) -> None:
         """Count a step that took ``seconds``; one that was not planned enlarges the plan."""
@@ -42,14 +53,30 @@ class Forecast:
         self.planned[kind] = max(self.planned[kind], self.done[kind])
         self.spent_s[kind] = self.spent_s.get(kind, 0.0) + max(0.0, seconds)
 
+    @property
+    def steps(self) -> Steps:
+        """What was done here."""
+        return {kind: (count, self.spent_s[kind]) for kind, count in self.done.items() if count}
+
     def step_s(self, kind: str) -> float:
-        """Mean seconds of a step: of its own kind, else of its family, else the prior."""
-        if self.done[kind]:
-            return self.spent_s[kind] / self.done[kind]
+        """Mean seconds of a step: of its own kind, as paced, of its family, else the prior.
+
+        What was seen here counts before what was seen elsewhere.
+        """
+        for seen in (self.steps, self.elsewhere):
+            if kind in seen:
+                return seen[kind][1] / seen[kind][0]
+        if kind in self.pace_s:
+            return self.pace_s[kind]
         family = kind.split(":")[0]
-        alike = [k for k in self.done if k.split(":")[0] == family and self.done[k]]
-        if alike:
-            return sum(self.spent_s[k] for k in alike) / sum(self.done[k] for k in alike)
+        for seen in (self.steps, self.elsewhere):
+            alike = [
+                done
+                for other, done in seen.items()
+                if other.split(":")[0] == family and other not in self.pace_s
+            ]
+            if alike:
+                return sum(seconds for _, seconds in alike) / sum(count for count, _ in alike)
         return PRIOR_S.get(family, 1.0)
 
     @property
@@ -113,10 +140,20 @@ class Outlook(Protocol):
     def remaining_s(self) -> float: ...
 
 
-class Display(Protocol):
-    """Shows one state of the forecast."""
+class Whole(Protocol):
+    """How far all runs in a row are."""
 
-    def __call__(self, text: str, outlook: Outlook) -> None: ...
+    @property
+    def share(self) -> float: ...
+
+    @property
+    def text(self) -> str: ...
+
+
+class Display(Protocol):
+    """Shows one state of the forecast, and of the whole that the run is a part of."""
+
+    def __call__(self, text: str, outlook: Outlook, whole: Whole | None = None) -> None: ...
 
 
 @contextlib.contextmanager
@@ -144,40 +181,61 @@ def lines(write: Callable[[str], None] | None = None) -> Display:
     """A plain line now and then, for logs and pipes."""
     last_ns, last_text = 0, ""
 
-    def show(text: str, outlook: Outlook) -> None:
+    def show(text: str, outlook: Outlook, whole: Whole | None = None) -> None:
         nonlocal last_ns, last_text
         quiet_s = SAME_LINE_EVERY_S if text == last_text else LINE_EVERY_S
         if last_ns and now_ns() - last_ns < quiet_s * NS_PER_S:
             return
         last_ns, last_text = now_ns(), text
-        (write or _stderr)(line(text, outlook))
+        (write or _stderr)(line(text, outlook, whole))
 
     return show
 
 
-def line(text: str, outlook: Outlook) -> str:
-    """``34 % · ETA 3 min 10 s · two-round: repeat 2, lmcache, fill 5``."""
-    return f"{outlook.share:4.0%} · ETA {duration(outlook.remaining_s)} · {text}"
+def line(text: str, outlook: Outlook, whole: Whole | None = None) -> str:
+    """``34% · ETA 3 min 10 s · restart: repeat 1, sigkill, fill 5 · experiment 2 of 7, …``."""
+    end = f" · {whole.text}" if whole else ""
+    return f"{outlook.share:4.0%} · ETA {duration(outlook.remaining_s)} · {text}{end}"
 
 
 @contextlib.contextmanager
 def _bar() -> Iterator[Display]:
-    from tqdm.auto import tqdm
+    with contextlib.ExitStack() as open_bars:
+        bar = open_bars.enter_context(_one_bar(leave=True))
+        whole_bar = None
 
-    form = "{percentage:3.0f}% |{bar}| {desc}"
-    with tqdm(total=1000, bar_format=form, dynamic_ncols=True, leave=True) as bar:
-
-        def show(text: str, outlook: Outlook) -> None:
-            bar.set_description_str(f"ETA {duration(outlook.remaining_s)} · {text}", refresh=False)
-            bar.n = round(1000 * outlook.share)
-            bar.refresh()
+        def show(text: str, outlook: Outlook, whole: Whole | None = None) -> None:
+            nonlocal whole_bar
+            _draw(bar, f"ETA {duration(outlook.remaining_s)} · {text}", outlook.share)
+            if whole:
+                whole_bar = whole_bar or open_bars.enter_context(_one_bar(leave=False))
+                _draw(whole_bar, whole.text, whole.share)
 
         yield show
 
 
+def _one_bar(*, leave: bool) -> Any:
+    """A bar below those that are open. Its own width is set, so that the text has room."""
+    from tqdm.auto import tqdm
+
+    form = "{percentage:3.0f}% |{bar}| {desc}" if _in_notebook() else FORM
+    return tqdm(total=1000, bar_format=form, dynamic_ncols=True, leave=leave)
+
+
+def _draw(bar: Any, text: str, share: float) -> None:
+    bar.set_description_str(text, refresh=False)
+    bar.n = round(1000 * share)
+    bar.refresh()
+
+
 def _to_file(path: Path) -> Display:
-    def show(text: str, outlook: Outlook) -> None:
-        state = {"text": text, "share": outlook.share, "remaining_s": outlook.remaining_s}
+    def show(text: str, outlook: Outlook, whole: Whole | None = None) -> None:
+        state = {
+            "text": text,
+            "share": outlook.share,
+            "remaining_s": outlook.remaining_s,
+            "steps": outlook.steps if isinstance(outlook, Forecast) else {},
+        }
         temporary = path.with_suffix(".new")
         temporary.write_text(json.dumps(state), encoding="utf-8")
         temporary.replace(path)

@@ -14,9 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kvlab import notebook, profile, progress, verdict
+from kvlab import experiment, notebook, profile, progress, verdict
+from kvlab.agenda import Agenda
 from kvlab.errors import NotebookFailed, UsageError
+from kvlab.records import now_ns
 from kvlab.rundir import RunDir
+from kvlab.units import ns_to_s
 
 MEASURING = {
     "two-round": "10_two_round",
@@ -77,21 +80,26 @@ def reproduce(
     folder = reports / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{chosen.name}"
     folder.mkdir(parents=True)
     outcome = Outcome()
-    preflight = _execute("00_preflight", folder, given)
+    names = _in_order(experiments)
+    agenda = Agenda(
+        {name: experiment.forecast(name, chosen) for name in names},
+        more_notebooks=1 + len(languages),
+    )
+    preflight = _execute("00_preflight", folder, given, agenda)
     outcome.pages.append(notebook.to_html(preflight, preflight.with_suffix(".html")))
     given["runs"] = str(runs.resolve())
-    for experiment in _in_order(experiments):
+    for name in names:
         try:
-            _measure(experiment, folder, given, chosen.title, outcome)
+            _measure(name, folder, given, agenda, outcome)
         except NotebookFailed as error:
-            if experiment == "two-round":
+            if name == "two-round":
                 raise
-            outcome.failures[experiment] = str(error)
+            outcome.failures[name] = str(error)
     main, *others = outcome.runs.values()
     _move(preflight, RunDir.open(main))
     for language in languages:
         shown = {"run": str(main), "others": [str(path) for path in others]}
-        done = _execute(REPORTS[language], folder, shown)
+        done = _execute(REPORTS[language], folder, shown, agenda)
         page = folder / f"report-{language}.html"
         outcome.pages.append(notebook.to_html(done, page, lang=language))
         _move(done, RunDir.open(main))
@@ -110,32 +118,41 @@ def _in_order(experiments: Sequence[str]) -> list[str]:
 
 
 def _measure(
-    experiment: str, folder: Path, given: Mapping[str, Any], title: str, outcome: Outcome
+    name: str, folder: Path, given: Mapping[str, Any], agenda: Agenda, outcome: Outcome
 ) -> None:
     """Run an experiment's notebook and add what came of it to the outcome."""
-    measured = _execute(MEASURING[experiment], folder, given, title)
+    measured = _execute(MEASURING[name], folder, given, agenda, name)
     run = RunDir.open(_run_of(measured))
-    outcome.runs[experiment] = run.path.resolve()
-    outcome.summaries[experiment] = run.read_summary() or {}
+    outcome.runs[name] = run.path.resolve()
+    outcome.summaries[name] = run.read_summary() or {}
     outcome.pages.append(notebook.to_html(measured, measured.with_suffix(".html")))
     _move(measured, run)
 
 
 def _execute(
-    name: str, folder: Path, parameters: Mapping[str, Any], title: str | None = None
+    name: str,
+    folder: Path,
+    parameters: Mapping[str, Any],
+    agenda: Agenda,
+    experiment: str | None = None,
 ) -> Path:
-    """The executed notebook in ``folder``; meanwhile it is shown how far its run is."""
-    print(f"{name}: {title}" if title else name, flush=True)
-    with _progress(folder / ".progress.json"):
-        return notebook.execute(notebook.find(name), folder / f"{name}.ipynb", parameters)
+    """The executed notebook in ``folder``; meanwhile it is shown how far its run and all are."""
+    agenda.begin(experiment)
+    print(f"{name}: {agenda.standing().text}", flush=True)
+    began_ns = now_ns()
+    try:
+        with _progress(folder / ".progress.json", agenda):
+            return notebook.execute(notebook.find(name), folder / f"{name}.ipynb", parameters)
+    finally:
+        agenda.end(ns_to_s(now_ns() - began_ns))
 
 
 @contextmanager
-def _progress(path: Path) -> Iterator[None]:
+def _progress(path: Path, agenda: Agenda) -> Iterator[None]:
     """Show what the notebook's kernel writes to ``path`` while the block runs."""
     os.environ[progress.FILE_VARIABLE] = str(path.resolve())
     done = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(path, done), daemon=True)
+    watcher = threading.Thread(target=_watch, args=(path, done, agenda), daemon=True)
     watcher.start()
     try:
         yield
@@ -154,16 +171,21 @@ class _Told:
     remaining_s: float
 
 
-def _watch(path: Path, done: threading.Event) -> None:
+def _watch(path: Path, done: threading.Event, agenda: Agenda) -> None:
+    """Show what is told until the notebook is done, and once more then: its last steps count."""
     with progress.console() as show:
-        while not done.wait(WATCH_S):
+        ended = False
+        while not ended:
+            ended = done.wait(WATCH_S)
             try:
                 state = json.loads(path.read_text(encoding="utf-8"))
                 age_s = time.time() - path.stat().st_mtime
             except (FileNotFoundError, ValueError):
                 continue  # nothing told yet
+            agenda.learn(state["steps"])
             left_s = max(0.0, state["remaining_s"] - age_s)
-            show(state["text"], _Told(state["share"], left_s))
+            told = _Told(state["share"], left_s)
+            show(state["text"], told, agenda.standing(silent_s=age_s))
 
 
 def _run_of(executed: Path) -> Path:

@@ -32,6 +32,14 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def about(seconds: float) -> str:
+    """A span that is only estimated, in whole minutes: ``about 27 min``, ``about 1 h 05 min``."""
+    minutes = max(0, round(seconds / 60))
+    if minutes == 0:
+        return "less than a minute"
+    return f"about {minutes} min" if minutes < 60 else f"about {duration(60 * minutes)}"
+
+
 def seconds(text: str) -> float:
     """The seconds of a span as people type it: ``90s``, ``15m``, ``36h``, ``7d``, ``2w``.
 

@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "kvlab"
 SHARED = {
     *("errors", "units", "records", "rundir", "profile", "counters", "disk", "host"),
-    *("environment", "model", "plain_yaml", "progress", "shapes", "sizing.model"),
+    *("environment", "model", "plain_yaml", "progress", "agenda", "shapes", "sizing.model"),
 }
 MEASURING = {
     *("client", "sse", "prompts", "stack", "workloads", "experiment", "preflight"),

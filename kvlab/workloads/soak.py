@@ -49,6 +49,11 @@ def steps(profile: Profile, arms: Sequence[str], repeats: int | None = None) -> 
     return count
 
 
+def pace_s(profile: Profile) -> dict[str, float]:
+    """The seconds from visit to visit, which the profile sets."""
+    return {f"request:{LABEL}:measure": profile.experiments.soak.interval_s}
+
+
 def _visits(profile: Profile) -> int:
     """About how many visits a stretch holds."""
     setup = profile.experiments.soak

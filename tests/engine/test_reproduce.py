@@ -36,7 +36,8 @@ def test_it_ends_with_a_verdict_and_three_pages_that_open_offline(tmp_path: Path
             break
     assert done.returncode == 0, done.stdout + done.stderr
     assert "two-round: proven" in done.stdout
-    assert re.search(r"\d+% · ETA .*two-round", done.stderr)
+    told = r"\d+% · ETA .*two-round: .* · experiment 1 of 1, (about|less than) .* left in all"
+    assert re.search(told, done.stderr)
     pages = [Path(path) for path in re.findall(r"^page: (.*)$", done.stdout, re.MULTILINE)]
     assert [page.stem for page in pages] == [
         *("00_preflight", "10_two_round", "report-tr", "report-zh", "report-en")
