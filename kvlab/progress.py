@@ -244,7 +244,9 @@ def _to_file(path: Path) -> Display:
 
 
 def _in_notebook() -> bool:
-    return "ipykernel" in sys.modules
+    """Whether this process is a notebook's kernel; others may have loaded the library too."""
+    app = sys.modules.get("ipykernel.kernelapp")
+    return app is not None and bool(app.IPKernelApp.initialized())
 
 
 def _stderr(text: str) -> None:

@@ -96,15 +96,19 @@ async def test_prefix_suffix_restores_only_the_prefix(
     assert measured["L1"] + measured["L2"] == 4 * restorable
 
 
-async def test_the_control_shows_no_difference(
+async def test_the_control_claims_no_gain(
     profile_file: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder = await run(profile_file(), tmp_path, control=True)
     result = summary.conclude(folder)
     assert result["arms"] == ["baseline", "control"]
-    assert result["verdict"]["status"] in ("not shown", "refuted", "proven")
-    low, high = result["speedup"]["ci95"]
-    assert high / low < 2  # nothing like the gain of a cache
+    first, second = (result["served_tokens"][arm]["measure"] for arm in result["arms"])
+    assert first == second
+    assert first["L1"] == first["L2"] == 0
+    # Its times are those of a busy machine; whatever else is said of them, none is called a gain.
+    assert result["verdict"]["status"] in ("not shown", "invalid")
+    doubts = {reason.partition(":")[0] for reason in result["verdict"]["reasons"]}
+    assert doubts <= {"control", "baseline-steady", "warmed-up"}
 
 
 @pytest.mark.parametrize(
