@@ -2,10 +2,12 @@
 PROFILE ?= embedded
 RUN ?=
 PYTHON ?= python3
+IMAGE ?= kvlab-engine-cpu:1
+BASE ?= python:3.11-slim-bookworm
 BIN := .venv/bin
 KVLAB := $(BIN)/kvlab
 .DEFAULT_GOAL := help
-.PHONY: help env engine check test test-fast smoke reproduce report lab docs lock clean
+.PHONY: help env engine image check test test-fast smoke reproduce report lab docs lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -24,6 +26,10 @@ env: .venv/.stamp ## set up the lab environment (.venv), again only when its loc
 engine: env ## set up the engine environment (.venv-engine): vLLM CPU and LMCache
 	$(BIN)/python -m kvlab.environment engine
 
+image: ## build the embedded engine as a container image, on BASE
+	docker build --network host --build-arg BASE=$(BASE) --tag $(IMAGE) \
+		--file docker/engine-cpu.Dockerfile .
+
 check: env ## lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -38,7 +44,7 @@ test-fast: env ## the tests that need no engine, no container and no browser
 smoke: engine ## one repeat of the A/B on the embedded engine
 	$(KVLAB) run two-round smoke
 
-reproduce: engine ## run every experiment on PROFILE and write the reports
+reproduce: engine $(if $(filter embedded-docker,$(PROFILE)),image) ## run every experiment on PROFILE and write the reports
 	$(KVLAB) reproduce $(PROFILE)
 
 report: env ## render the reports of RUN again

@@ -24,6 +24,8 @@ SCHEMA = 1
 MIN_CHUNKS = 4
 """A context shorter than this many chunks says little: its uncached tail weighs too much."""
 
+CONTAINER_ROLES = ("baseline", "lmcache_server", "lmcache")
+
 Scalar = str | int | float | bool | None
 
 
@@ -112,18 +114,43 @@ class Cache(Part):
     env: dict[str, str] = {}
 
 
-class Container(Part):
-    """How a service becomes a container; used by the docker runtime and by ``plan --shell``."""
+Size = Annotated[str, Field(pattern=r"^\d+[bkmg]?$")]
+"""As docker writes sizes: ``512m``, ``32g``."""
+ContainerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 
-    image: str
-    names: dict[Literal["baseline", "lmcache_server", "lmcache"], str]
+
+class Limits(Part):
+    """What a container may use; null: no limit of its own."""
+
+    shm_size: Size | None = None
+    memory: Size | None = None
+    memory_swap: Size | None = None
+
+
+class Container(Limits):
+    """How a service becomes a container; used by the docker runtime and by ``plan --shell``.
+
+    The limits are vLLM's.
+    """
+
+    image: str = Field(min_length=1)
+    names: dict[Literal["baseline", "lmcache_server", "lmcache"], ContainerName]
+    prefix: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]*)?$")
+    suffix: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]*$")
+    """Set around every name, so that two users of one engine do not meet."""
+    python: str | None = None
+    """The interpreter in the image that runs both servers; null: the image's own entrypoint."""
     gpus: str | None = None
+    """``all``, a number, ``device=0,1``, or a CDI device such as ``nvidia.com/gpu=all``."""
     network: str = "host"
     ipc: str = "host"
-    shm_size: str | None = None
-    memory: str | None = None
-    memory_swap: str | None = None
+    pid: str | None = None
+    """``host``: no process ids of its own. LMCache on CPU names shared memory after them."""
+    user: str | None = None
+    """``caller``: whoever runs kvlab; null: the image's own."""
+    lmcache_limits: Limits = Limits()
     volumes: list[str] = []
+    """``path`` (the same inside), ``path:path`` or ``path:path:ro``."""
     lmcache_entrypoint: str = "/usr/local/bin/lmcache"
 
 
@@ -473,6 +500,23 @@ def _contradictions(profile: Profile) -> Iterable[str]:
     yield from _storage_complaints(profile)
     if profile.runtime == "docker" and profile.container is None:
         yield "runtime docker needs a container section: image, names"
+    if profile.container:
+        yield from _container_complaints(profile.container)
+
+
+def _container_complaints(container: Container) -> Iterable[str]:
+    image = container.image
+    if "@" not in image and ":" not in image.rpartition("/")[2]:
+        yield (
+            f"container.image {image} has no tag or digest: a tag or digest is needed, or the "
+            f"engine would take any version; use {image}:<tag> or {image}@sha256:<digest>"
+        )
+    missing = [role for role in CONTAINER_ROLES if role not in container.names]
+    if missing:
+        yield f"container.names lacks {', '.join(missing)}; name all three"
+    same = len(set(container.names.values())) < len(container.names)
+    if same:
+        yield "two of container.names are the same; give each container a name of its own"
 
 
 def _storage_complaints(profile: Profile) -> Iterable[str]:
@@ -542,7 +586,10 @@ def as_published(profile: Profile) -> Profile:
     """The profile with every deviation taken back: the settings exactly as published."""
     tree = profile.as_dict()
     for deviation in profile.deviations:
-        _set(tree, deviation.setting, deviation.published)
+        if deviation.published is None:
+            _drop(tree, deviation.setting)
+        else:
+            _set(tree, deviation.setting, deviation.published)
     return _validate({**tree, "deviations": []}, f"profile {profile.name} as published")
 
 
@@ -636,6 +683,14 @@ def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
             )
         node = child
     node[last] = value
+
+
+def _drop(tree: dict[str, Any], dotted: str) -> None:
+    """Leave a setting out, so that its default counts."""
+    *parents, last = dotted.split(".")
+    for part in parents:
+        tree = tree.get(part) or {}
+    tree.pop(last, None)
 
 
 def _validate(tree: dict[str, Any], origin: str) -> Profile:

@@ -41,7 +41,7 @@ def test_profiles_are_listed_one_line_each() -> None:
     done = kvlab("profiles")
     assert done.returncode == 0
     assert [line.split()[0] for line in done.stdout.splitlines()] == [
-        *("dgx-spark", "embedded", "embedded-665", "embedded-read", "smoke")
+        *("dgx-spark", "embedded", "embedded-665", "embedded-docker", "embedded-read", "smoke")
     ]
     assert {p["name"] for p in json.loads(kvlab("profiles", "--json").stdout)} >= {"embedded"}
     assert "chunk_tokens: 224" in kvlab("profiles", "--show", "embedded").stdout

@@ -139,7 +139,8 @@ def remove_segments(names: Iterable[str]) -> list[str]:
 class Segments:
     """The shared-memory segments that the server's processes made."""
 
-    def __init__(self) -> None:
+    def __init__(self, tree: Callable[[], list[int]] | None = None) -> None:
+        self._tree = tree or (lambda: descendants(os.getpid()))
         self._before = segments()
         self._seen = set(self._before)
         self._pids: set[int] = set()
@@ -151,7 +152,7 @@ class Segments:
         if present == self._seen and not again:
             return False
         self._seen = present
-        tree = descendants(os.getpid())
+        tree = self._tree()
         self._pids.update(tree)
         new = present - self._before - self.ours
         found = new & mapped_segments(tree)
@@ -169,7 +170,7 @@ class Guard:
 
     def __init__(self, order: Order):
         self.order = order
-        self.shm = Segments()
+        self.shm = Segments(self.tree)
         self.server: subprocess.Popen[bytes] | None = None
         self.exit_code: int | None = None
         self.hard = False
@@ -177,6 +178,10 @@ class Guard:
         self.stopping_since: float | None = None
         self._oom_kills = _oom_kills()
         self._wake, self._woken = os.pipe()
+
+    def tree(self) -> list[int]:
+        """The pids of the server and of all that it started."""
+        return descendants(os.getpid())
 
     def run(self) -> int:
         """Start the server, wait for its end or the order to end it, leave nothing behind."""
@@ -194,7 +199,7 @@ class Guard:
             "stopped",
             seconds=round(time.monotonic() - began, 3),
             exit_code=self.exit_code,
-            left=descendants(os.getpid()),
+            left=self.tree(),
             shm_removed=remove_segments(self.shm.ours),
         )
         self._remove_folders()
@@ -247,6 +252,11 @@ class Guard:
         report("started", pid=self.server.pid, started=start_epoch(self.server.pid))
         return True
 
+    @property
+    def orphaned(self) -> bool:
+        """Whether kvlab is gone. A forked child of it may hold the pipe open after its death."""
+        return os.getppid() != self.order["owner"]
+
     def _turn(self, seconds: float) -> None:
         """Wait for something to happen, at most so long, and take note of it."""
         watched = [0, self._wake] if self._held else [self._wake]
@@ -259,8 +269,7 @@ class Guard:
             self._held = word != b""
             self.hard = self.hard or b"kill" in word
             self._ask_to_stop()
-        if os.getppid() != self.order["owner"]:
-            # A forked child of kvlab may hold the pipe open after kvlab's death.
+        if self.orphaned:
             self._ask_to_stop()
         self._reap()
 
@@ -294,14 +303,14 @@ class Guard:
             # The main process alone: servers stop their own workers in the right order.
             os.kill(self.server.pid, signal.SIGTERM)
             self._wait(lambda: not self.alive, self.order["stop_s"])
-        rest = descendants(os.getpid())
+        rest = self.tree()
         if rest and not self.alive and not self.hard:
             self.shm.watch(again=True)
             _signal(rest, signal.SIGTERM)
             grace_s = min(LAST_GRACE_S, self.order["stop_s"])
-            self._wait(lambda: not descendants(os.getpid()), grace_s)
+            self._wait(lambda: not self.tree(), grace_s)
         end = time.monotonic() + KILL_PATIENCE_S
-        while (rest := descendants(os.getpid())) and time.monotonic() < end:
+        while (rest := self.tree()) and time.monotonic() < end:
             _signal(rest, signal.SIGKILL)
             time.sleep(0.02)
             self._reap()
@@ -338,7 +347,7 @@ def _oom_kills() -> int | None:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
 
 
-def _read_order() -> Order:
+def read_order() -> Any:
     """The first line of standard input, read bytewise so that nothing after it is swallowed."""
     line = b""
     while not line.endswith(b"\n"):
@@ -346,9 +355,8 @@ def _read_order() -> Order:
         if not piece:
             sys.exit(1)
         line += piece
-    order: Order = json.loads(line)
-    return order
+    return json.loads(line)
 
 
 if __name__ == "__main__":
-    sys.exit(Guard(_read_order()).run())
+    sys.exit(Guard(read_order()).run())

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from kvlab.errors import UsageError
-from kvlab.profile import Container, Profile
+from kvlab.profile import Container, Limits, Profile
 
 SCENARIOS = ("baseline", "lmcache", "control", "shared")
 """``control`` is the baseline launched again under another name, for the A/A test; ``shared`` is
 several vLLM instances on one LMCache server."""
 FREE = "<free port>"
+PACKAGE_ROOT = "/opt/kvlab"
+"""Where a container finds kvlab."""
 CONNECTORS = {
     "stock": {"kv_connector": "LMCacheMPConnector"},
     "kvlab": {
@@ -44,6 +46,10 @@ class Place:
     lmcache_http_port: int | str = FREE
     more_vllm_ports: tuple[int | str, ...] = ()
     """Of further vLLM instances."""
+    package: str | None = "<kvlab package>"
+    """What a container imports as kvlab; None: the copy in its image."""
+    user: str = "<uid>:<gid>"
+    """Whoever runs kvlab."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +67,12 @@ class Service:
     health: str = "/health"
     ready_s: float = 600
     container: Container | None = None
+    entrypoint: bool = False
+    """Of a container: whether ``argv[0]`` takes the place of the image's entrypoint."""
     volumes: tuple[str, ...] = ()
+    """Of a container: ``source:target`` or ``source:target:ro``."""
+    limits: Limits = field(default_factory=Limits)
+    user: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,15 +133,13 @@ def _lmcache(profile: Profile, place: Place) -> Service:
     if cache.l2 is not None:
         base_path = cache.l2.base_path or place.l2
         flags["l2-adapter"] = l2_adapter(cache.l2.adapter, base_path)
-        volumes = (base_path,)
-    container = profile.container
-    program = (
-        (container.lmcache_entrypoint,)
-        if container
-        else (place.engine_python, "-m", "lmcache.cli.main")
-    )
-    return Service(
-        name=container.names["lmcache_server"] if container else "lmcache",
+        volumes = (f"{base_path}:{base_path}",)
+    container = _container(profile)
+    program = _interpreted("lmcache.cli.main", container, place)
+    if container and not program:
+        program = (container.lmcache_entrypoint,)
+    service = Service(
+        name="lmcache",
         role="lmcache",
         argv=(*program, "server", *render_flags({**flags, **cache.flags})),
         env=dict(cache.env),
@@ -138,8 +147,15 @@ def _lmcache(profile: Profile, place: Place) -> Service:
         url=f"http://{cache.host}:{http_port}",
         health="/healthcheck",
         ready_s=profile.timeouts.lmcache_ready_s,
-        container=container,
-        volumes=volumes,
+    )
+    if container is None:
+        return service
+    shared = _both_sides(container.volumes) if container.python else ()
+    return replace(
+        _contained(service, container, place, (*volumes, *shared)),
+        name=_named(container, "lmcache_server"),
+        entrypoint=True,
+        limits=container.lmcache_limits,
     )
 
 
@@ -176,24 +192,64 @@ def _vllm(profile: Profile, place: Place, *, with_cache: bool, number: int = 1) 
     env = dict(engine.env)
     if engine.dev_endpoints:
         env["VLLM_SERVER_DEV_MODE"] = "1"
-    container = profile.container
-    program: tuple[str, ...] = (profile.model.name,)
-    if container is None:
-        module = "vllm.entrypoints.openai.api_server"
-        program = (place.engine_python, "-m", module, "--model", profile.model.name)
-    return Service(
-        name=(container.names["lmcache" if with_cache else "baseline"] if container else "vllm")
-        + (f"-{number}" if number > 1 else ""),
+    container = _container(profile)
+    program = _interpreted("vllm.entrypoints.openai.api_server", container, place)
+    program = (*program, "--model", profile.model.name) if program else (profile.model.name,)
+    more = f"-{number}" if number > 1 else ""
+    service = Service(
+        name=f"vllm{more}",
         role="vllm",
         argv=(*program, *render_flags(flags)),
         env=env,
-        cwd=None if container else place.models,
+        cwd=place.models,
         ports=(port,),
         url=f"http://{_reachable(engine.host)}:{port}",
         ready_s=profile.timeouts.vllm_ready_s,
-        container=container,
-        volumes=tuple(container.volumes) if container else (),
     )
+    if container is None:
+        return service
+    built = profile.model.source == "built"
+    models = (f"{place.models}:{place.models}:ro",) if built else ()
+    return replace(
+        _contained(service, container, place, (*_both_sides(container.volumes), *models)),
+        name=_named(container, "lmcache" if with_cache else "baseline") + more,
+        entrypoint=container.python is not None,
+        cwd=place.models if built else None,
+        limits=Limits(**{name: getattr(container, name) for name in Limits.model_fields}),
+    )
+
+
+def _container(profile: Profile) -> Container | None:
+    """How services become containers; None where they are processes."""
+    return profile.container if profile.runtime == "docker" else None
+
+
+def _interpreted(module: str, container: Container | None, place: Place) -> tuple[str, ...]:
+    """A module's command; empty where the image's own entrypoint runs it."""
+    python = container.python if container else place.engine_python
+    return () if python is None else (python, "-m", module)
+
+
+def _named(container: Container, role: Literal["baseline", "lmcache_server", "lmcache"]) -> str:
+    return f"{container.prefix}{container.names[role]}{container.suffix}"
+
+
+def _contained(
+    service: Service, container: Container, place: Place, volumes: tuple[str, ...]
+) -> Service:
+    """The service in a container, as far as both roles are alike."""
+    env = dict(service.env)
+    if container.python and place.package:  # it runs kvlab's engine part
+        env["PYTHONPATH"] = PACKAGE_ROOT
+        volumes = (*volumes, f"{place.package}:{PACKAGE_ROOT}/kvlab:ro")
+    user = place.user if container.user == "caller" else container.user
+    return replace(service, container=container, env=env, volumes=volumes, user=user)
+
+
+def _both_sides(volumes: Iterable[str]) -> Iterator[str]:
+    """Volumes in full: a path alone is the same on both sides."""
+    for volume in volumes:
+        yield volume if ":" in volume else f"{volume}:{volume}"
 
 
 def _vllm_port(profile: Profile, place: Place, number: int) -> int | str:
@@ -261,23 +317,32 @@ def _docker_words(service: Service) -> Iterator[list[str]]:
     assert container is not None
     yield ["docker", "run", "-d", "--name", service.name]
     if container.gpus:
-        yield ["--gpus", container.gpus]
+        yield ["--device" if is_cdi(container.gpus) else "--gpus", container.gpus]
     yield [f"--ipc={container.ipc}"]
     yield ["--network", container.network]
-    argv = service.argv
-    if service.role == "vllm":
-        for flag in ("shm_size", "memory", "memory_swap"):
-            if (value := getattr(container, flag)) is not None:
-                yield [f"--{flag.replace('_', '-')}", value]
-    for path in service.volumes:
-        yield ["-v", f"{path}:{path}"]
+    if container.pid:
+        yield [f"--pid={container.pid}"]
+    if service.user:
+        yield ["--user", service.user]
+    for flag, value in service.limits.model_dump(exclude_none=True).items():
+        yield [f"--{flag.replace('_', '-')}", value]
+    for volume in service.volumes:
+        yield ["-v", volume]
     for key, value in service.env.items():
         yield ["-e", f"{key}={value}"]
-    if service.role == "lmcache":
+    if service.cwd:
+        yield ["-w", service.cwd]
+    argv = service.argv
+    if service.entrypoint:
         yield ["--entrypoint", argv[0]]
         argv = argv[1:]
     yield [container.image]
     yield from _flag_groups(argv)
+
+
+def is_cdi(gpus: str) -> bool:
+    """Whether GPUs are named as the Container Device Interface does: ``vendor.com/class=name``."""
+    return "/" in gpus.partition("=")[0]
 
 
 def _flag_groups(argv: Iterable[str]) -> Iterator[list[str]]:

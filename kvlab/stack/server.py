@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ class Server:
         self.ended = asyncio.Event()
         """The guard is gone, and nothing of the server is left."""
         self.trouble: str | None = None
+        self.remedy: str | None = None
         self.temporary: Path | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -83,24 +85,16 @@ class Server:
         return self._guard is not None
 
     async def start(self, stop_s: float) -> None:
-        """Start the guard, and through it the server; raises StackNotReady when it cannot run."""
-        self.temporary = Path(tempfile.mkdtemp(prefix=leftovers.FOLDER_PREFIX, dir=_short_folder()))
-        order: guard.Order = {
-            "owner": os.getpid(),
-            "argv": list(self.service.argv),
-            "env": {**environment_of(self.service, self.temporary), leftovers.MARK: self.mark},
-            "cwd": self.service.cwd,
-            "stop_s": stop_s,
-            "remove": [str(self.temporary)],
-        }
+        """Start the guard, and through it the server; raises EngineMissing when it cannot run."""
+        order = self._order(stop_s)
         with self.log.open("ab") as log:
             # Not asyncio's: that one kills its children when the loop is closed.
             self._guard = subprocess.Popen(  # noqa: ASYNC220
-                [sys.executable, "-I", guard.__file__],
+                self._program(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={key: os.environ[key] for key in LOADER_VARIABLES if key in os.environ},
+                env=self._variables(),
                 start_new_session=True,
             )
         assert self._guard.stdin is not None
@@ -112,8 +106,28 @@ class Server:
         if self.pid is None:
             raise EngineMissing(
                 f"{self.name} cannot be started: {self.trouble or 'its guard ended at once'}",
-                hint="run `make engine`, or check the paths in the profile",
+                hint=self.remedy or "run `make engine`, or check the paths in the profile",
             )
+
+    def _program(self) -> list[str]:
+        """The guard's own command."""
+        return [sys.executable, "-I", guard.__file__]
+
+    def _variables(self) -> dict[str, str]:
+        """The guard's own environment."""
+        return {key: os.environ[key] for key in LOADER_VARIABLES if key in os.environ}
+
+    def _order(self, stop_s: float) -> Mapping[str, Any]:
+        """What the guard is told to start."""
+        self.temporary = Path(tempfile.mkdtemp(prefix=leftovers.FOLDER_PREFIX, dir=_short_folder()))
+        return guard.Order(
+            owner=os.getpid(),
+            argv=list(self.service.argv),
+            env={**environment_of(self.service, self.temporary), leftovers.MARK: self.mark},
+            cwd=self.service.cwd,
+            stop_s=stop_s,
+            remove=[str(self.temporary)],
+        )
 
     async def _listen(self) -> None:
         """Take in what the guard reports, until it ends."""
@@ -130,10 +144,8 @@ class Server:
             if self.pid is not None and self.stop_report is None:
                 # The guard itself was killed: nobody else will clean up.
                 self.trouble = "its guard was killed"
-                await asyncio.to_thread(leftovers.sweep_service, self.mark)
+                await asyncio.to_thread(self._sweep)
                 guard.remove_segments(self._segments)
-                if self.temporary:
-                    shutil.rmtree(self.temporary, ignore_errors=True)
             await asyncio.to_thread(self._guard.wait)
         finally:
             transport.close()
@@ -141,13 +153,19 @@ class Server:
             self.exited.set()
             self.ended.set()
 
+    def _sweep(self) -> None:
+        """Remove what a killed guard left behind."""
+        leftovers.sweep_service(self.mark)
+        if self.temporary:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+
     def _take(self, report: dict[str, Any]) -> None:
         match report["event"]:
             case "started":
                 self.pid, self.started = report["pid"], report["started"]
                 self.answered.set()
             case "failed":
-                self.trouble = report["error"]
+                self.trouble, self.remedy = report["error"], report.get("hint")
             case "shm":
                 self._segments = report["names"]
             case "exited":
@@ -171,8 +189,8 @@ class Server:
             await self._listener
         logs.mask_file(self.log)
 
-    def tree(self) -> list[int]:
-        """The pids of the server and of everything that it started."""
+    def tree(self) -> list[int] | None:
+        """The pids of the server and of everything that it started; None: they are elsewhere."""
         return guard.descendants(self._guard.pid) if self._guard else []
 
     def state(self) -> ServiceState:
@@ -188,19 +206,28 @@ class Server:
 
     def check_alive(self, when: str = "") -> None:
         """Raise StackNotReady, with cause and last log lines, when the server has stopped."""
-        if self.running or not self.wanted:
+        if (self.running and not self.trouble) or not self.wanted:
             return
         try:
             reason = logs.cause(self.log.read_bytes())
         except OSError:
             reason = None
         ending = self.trouble or _ending(self.exit_code)
+        hint = f"see {self.log}"
         if self.oom_killed:
-            ending += ", while the kernel was killing processes for memory"
+            explained, hint = self._out_of_memory()
+            ending += f", {explained}"
         raise StackNotReady(
             f"{self.name} ended{when} ({ending})" + (f": {reason}" if reason else ""),
-            hint="free memory, or ask less of it" if self.oom_killed else f"see {self.log}",
+            hint=hint,
             log_tail=logs.tail(self.log),
+        )
+
+    def _out_of_memory(self) -> tuple[str, str]:
+        """What a kill for memory means here, and what to do about it."""
+        return (
+            "while the kernel was killing processes for memory",
+            "free memory, or ask less of it",
         )
 
 

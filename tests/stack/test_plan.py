@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 
@@ -93,14 +94,72 @@ def test_lmcache_equals_the_published_commands_flag_by_flag() -> None:
     assert groups(plan.shell_command(vllm)) == groups(expected)
 
 
-def test_our_own_plan_differs_only_by_the_listed_deviation() -> None:
+def test_our_own_plan_differs_only_by_the_listed_deviations() -> None:
     ours = profile.load("dgx-spark")
-    (service,) = plan.plan(ours, "baseline").services
-    differing = set(groups(plan.shell_command(service))) ^ set(
-        groups(plan.shell_command(published("baseline")[0]))
+    for scenario, expected in (
+        ("baseline", {"--host 127.0.0.1", "-e VLLM_NO_USAGE_STATS=1", "-e DO_NOT_TRACK=1"}),
+        ("lmcache", {"--http-host 127.0.0.1", "-e LMCACHE_TRACK_USAGE=false"}),
+    ):
+        mine = options(plan.shell_command(plan.plan(ours, scenario).services[0]))
+        theirs = options(plan.shell_command(published(scenario)[0]))
+        assert mine - theirs == expected
+        assert theirs - mine == ({"--host 0.0.0.0"} if scenario == "baseline" else set())
+    text = plan.describe(ours, ["baseline"])
+    for deviation in ours.deviations:
+        assert f"deviates from the published {deviation.setting} = " in text
+
+
+def options(command: str) -> set[str]:
+    """A docker command as its options with their values."""
+    words = shlex.split(command.replace("\\\n", " "))
+    return {
+        f"{word} {after}" if not after.startswith("-") else word
+        for word, after in itertools.pairwise([*words, "-"])
+        if word.startswith("-")
+    }
+
+
+def test_a_container_s_plan_says_everything_that_the_engine_is_asked_for() -> None:
+    chosen = profile.load(
+        "embedded-docker",
+        {
+            "container.image": "engine:1",
+            "container.prefix": "a-",
+            "container.suffix": ".1",
+            "container.gpus": "nvidia.com/gpu=all",
+            "container.memory": "6g",
+            "container.lmcache_limits.memory": "2g",
+            "container.volumes": ["/opt/python:/opt/python:ro", "/data"],
+            "container.user": "caller",
+        },
     )
-    assert differing == {("--host", "127.0.0.1"), ("--host", "0.0.0.0")}
-    assert "deviates from the published engine.host = 0.0.0.0" in plan.describe(ours, ["baseline"])
+    place = plan.Place(models="/m", l2="/l2", package="/src/kvlab", user="7:8")
+    server, vllm = plan.plan(chosen, "lmcache", place).services
+    cache, engine = (options(plan.shell_command(service)) for service in (server, vllm))
+    for found, name in ((cache, "a-bench-lmcache.1"), (engine, "a-bench-vllm-on.1")):
+        assert {
+            *(f"--name {name}", "--device nvidia.com/gpu=all", "--ipc=host", "--network host"),
+            *("--pid=host", "--user 7:8", "-v /opt/python:/opt/python:ro", "-v /data:/data"),
+            *("-v /src/kvlab:/opt/kvlab/kvlab:ro", "-e PYTHONPATH=/opt/kvlab"),
+            f"--entrypoint {chosen.container and chosen.container.python}",
+        } <= found
+    assert {"--memory 2g", "-v /l2:/l2"} <= cache
+    assert {"--memory 6g", "-v /m:/m:ro", "-w /m", f"--model {chosen.model.name}"} <= engine
+
+
+def test_the_embedded_engine_is_the_same_in_containers() -> None:
+    process, docker = profile.load("embedded"), profile.load("embedded-docker")
+    place = plan.Place(engine_python="/opt/engine/bin/python")
+    for scenario in ("baseline", "lmcache"):
+        for one, other in zip(
+            plan.plan(process, scenario, place).services,
+            plan.plan(docker, scenario, place).services,
+            strict=True,
+        ):
+            assert other.argv == one.argv
+            assert other.role == one.role
+            assert one.env.items() <= other.env.items()
+            assert one.container is None
 
 
 def test_the_cache_server_starts_first_and_vllm_stops_first() -> None:
