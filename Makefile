@@ -53,7 +53,8 @@ report: env ## render the reports of RUN again
 lab: engine ## open the notebooks in JupyterLab
 	KVLAB_HOME=$(CURDIR) $(BIN)/jupyter lab notebooks
 
-docs: env ## check that the documentation is complete
+docs: env ## make docs/preflight.md from its rules, and check that the documentation is complete
+	$(BIN)/python -m kvlab.preflight.page docs/preflight.md
 	$(BIN)/pytest -q tests/test_docs.py
 
 lock: ## resolve the lab's dependencies anew and write requirements.lock

@@ -103,23 +103,42 @@ def profiles(
         typer.echo(f"{one.name:<14} {one.runtime:<8} {one.title}")
 
 
-@app.command(epilog="Example: kvlab check embedded --json")
+@app.command(epilog="Example: kvlab check dgx-spark --log vllm.log --experiment restart")
 def check(
     profile: Profile = "embedded",
+    log: Annotated[
+        list[Path] | None, typer.Option(help="A server's log that says more; may be repeated.")
+    ] = None,
+    host: Annotated[
+        Path | None, typer.Option(help="Another machine's facts: the manifest.json of a run there.")
+    ] = None,
+    experiment: Annotated[
+        list[str] | None,
+        typer.Option(help="What is about to run; may be repeated. two-round by default."),
+    ] = None,
+    runs: Runs = RUNS,
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Find what would stop a run of the profile here, before anything starts."""
+    """Find what would stop or spoil a run of the profile here; exit 1 when there is an error."""
+    from kvlab import experiment as experiments
     from kvlab import preflight
 
-    findings = preflight.check(_load(profile, set_))
+    chosen = _load(profile, set_)
+    for name in experiment or ():
+        experiments.refuse_unknown(name)
+    case = preflight.gather(
+        chosen,
+        logs=log or (),
+        host=preflight.read_host(host) if host else None,
+        experiments=experiment or ("two-round",),
+        runs=runs,
+    )
+    findings = preflight.evaluate(case)
     if as_json:
         typer.echo(_json([finding.as_dict() for finding in findings]))
     else:
-        for finding in findings:
-            typer.echo(f"{finding.severity:<8}{finding.id}  {finding.found}")
-            typer.echo(f"        {finding.fix}")
-        typer.echo(f"{len(findings)} findings for profile {profile}")
+        typer.echo(preflight.text(case, findings), nl=False)
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(1)
 

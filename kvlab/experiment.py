@@ -179,12 +179,17 @@ async def run_async(
     return folder
 
 
-def _recipe(experiment: str, *, control: bool) -> Recipe:
-    recipe = RECIPES.get(experiment)
-    if recipe is None:
+def refuse_unknown(experiment: str) -> None:
+    """Raise UsageError when there is no such experiment."""
+    if experiment not in RECIPES:
         raise UsageError(
             f"there is no experiment {experiment!r}", hint=f"known: {', '.join(RECIPES)}"
         )
+
+
+def _recipe(experiment: str, *, control: bool) -> Recipe:
+    refuse_unknown(experiment)
+    recipe = RECIPES[experiment]
     if control and recipe.control is None:
         raise UsageError(f"{experiment} has no control", hint="leave --control out")
     return recipe

@@ -593,6 +593,14 @@ def as_published(profile: Profile) -> Profile:
     return _validate({**tree, "deviations": []}, f"profile {profile.name} as published")
 
 
+def with_settings(profile: Profile, settings: Mapping[str, Any]) -> Profile:
+    """The profile with dotted-key settings applied, checked whole again."""
+    tree = profile.as_dict()
+    for key, value in settings.items():
+        _set(tree, key, value)
+    return _validate(tree, f"profile {profile.name} with {', '.join(settings)}")
+
+
 def parse_override(text: str) -> tuple[str, Any]:
     """``a.b=c`` as its key and its value; the value is read as YAML."""
     key, equals, value = text.partition("=")

@@ -77,6 +77,10 @@ def _count(text: str) -> int:
     return int(text.replace(",", ""))
 
 
+def _counts(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
 def _switch(text: str) -> str:
     return "on" if text == "True" else "off"
 
@@ -151,6 +155,12 @@ PATTERNS: tuple[Pattern, ...] = (
         "cache_block_tokens",
         r"LMCache MP geometry: .*scheduler_block_size=(\d+)",
         read=int,
+    ),
+    _pattern(
+        LMCACHE,
+        "group_block_tokens",
+        r"LMCache MP geometry: .*group_tokens_per_block=\[([\d, ]+)\]",
+        read=_counts,
     ),
     _pattern(LMCACHE, "worker_transfer_mode", r"Creating transfer context \(.*mode=(\w+)\)"),
     _pattern(LMCACHE, "engine_transfer", r"Worker engine-driven context registered \(.*mode=(\w+)"),

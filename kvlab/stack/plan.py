@@ -309,7 +309,7 @@ def _process_words(service: Service) -> Iterator[list[str]]:
         yield ["cd", service.cwd, "&&"]
     for key, value in service.env.items():
         yield [f"{key}={value}"]
-    yield from _flag_groups(service.argv)
+    yield from flag_groups(service.argv)
 
 
 def _docker_words(service: Service) -> Iterator[list[str]]:
@@ -337,7 +337,7 @@ def _docker_words(service: Service) -> Iterator[list[str]]:
         yield ["--entrypoint", argv[0]]
         argv = argv[1:]
     yield [container.image]
-    yield from _flag_groups(argv)
+    yield from flag_groups(argv)
 
 
 def is_cdi(gpus: str) -> bool:
@@ -345,7 +345,7 @@ def is_cdi(gpus: str) -> bool:
     return "/" in gpus.partition("=")[0]
 
 
-def _flag_groups(argv: Iterable[str]) -> Iterator[list[str]]:
+def flag_groups(argv: Iterable[str]) -> Iterator[list[str]]:
     """The words of a command, a flag and its value together."""
     group: list[str] = []
     for word in argv:

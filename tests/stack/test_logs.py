@@ -53,6 +53,7 @@ def test_a_healthy_vllm() -> None:
         "kv_cache_tokens": 10_922,
         "connector": "SharedStateMPConnector",
         "cache_block_tokens": 224,
+        "group_block_tokens": [224, 224],
         "cache_model_name": "/models/hybrid",
         "worker_transfer_mode": "lmcache_driven",
     }

@@ -59,7 +59,7 @@ CONNECTOR = {
 def groups(command: str) -> list[tuple[str, ...]]:
     """A command as its flags with their values, order set aside; numbers and JSON by value."""
     words = shlex.split(command.replace("\\\n", " "))
-    return sorted(tuple(map(_value, group)) for group in plan._flag_groups(words))
+    return sorted(tuple(map(_value, group)) for group in plan.flag_groups(words))
 
 
 def _value(word: str) -> str:
