@@ -52,6 +52,7 @@ def check(
         arms_differ(facts),
         fixed_order(facts),
         proxies(manifest),
+        attached(facts, manifest),
         logged(facts),
         unknown_versions(facts),
         lost_counts(facts),
@@ -290,6 +291,23 @@ def proxies(manifest: Mapping[str, Any]) -> Iterator[Caution]:
             "proxy-variables",
             f"proxy variables are set ({', '.join(sorted(names))}); kvlab ignored them",
             names=sorted(names),
+        )
+
+
+def attached(facts: Facts, manifest: Mapping[str, Any]) -> Iterator[Caution]:
+    """Servers that somebody else started, and a disk that kvlab could not look into."""
+    if (manifest.get("profile") or {}).get("runtime") != "attach":
+        return
+    yield _caution(
+        "attached",
+        "kvlab did not start the servers: settings that they do not state are not known, and the"
+        " facts of the machine are of the one on which kvlab ran",
+    )
+    if facts.plan.has_l2 and not facts.plan.sees_l2:
+        yield _caution(
+            "l2-not-seen",
+            "the records on the disk were not counted: kvlab cannot look into the L2 folder of"
+            " this deployment",
         )
 
 

@@ -31,6 +31,9 @@ _FRESH_NS = 1_000_000_000
 _WARM_S = 5.0
 """Limit for opening and warming one connection; a slow health endpoint is not waited for."""
 
+_SHORTEST_SECRET = 7
+"""Shorter words of a header, such as ``Bearer``, are no secrets."""
+
 _LINGER_S = 0.25
 """How long after ``[DONE]`` the server may take to end its response."""
 
@@ -245,6 +248,8 @@ class Sender:
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
         if any(_LINE_BREAK.search(part) for item in (headers or {}).items() for part in item):
             raise UsageError("a request header holds a line break", hint="remove it")
+        words = [word for value in (headers or {}).values() for word in value.split()]
+        self._secrets = [word for word in words if len(word) >= _SHORTEST_SECRET]
         self._slots = slots
         self._free: asyncio.LifoQueue[Connection | None] = asyncio.LifoQueue()
 
@@ -306,8 +311,14 @@ class Sender:
             external_cached_tokens=answer.external_cached_tokens,
             token=answer.token,
             top_logprobs=answer.top_logprobs,
-            error=failure(question, exchange, answer, trouble),
+            error=self._masked(failure(question, exchange, answer, trouble)),
         )
+
+    def _masked(self, text: str | None) -> str | None:
+        """The text without the secrets of the headers, which a server may repeat."""
+        for secret in self._secrets:
+            text = text and text.replace(secret, "***")
+        return text
 
     async def _send(self, question: Question, exchange: Exchange, limit_s: float) -> str | None:
         """What kept the exchange from ending by itself: a refusal, or the deadline."""

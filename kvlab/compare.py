@@ -52,8 +52,10 @@ def compare(
         },
     }
     if all(valid):
-        result["speedup"] = [s["speedup"] for s in summaries]
-        result["arms"] = [_arm(first, second, summaries, place) for place in (0, 1)]
+        if all(s["speedup"] for s in summaries):
+            result["speedup"] = [s["speedup"] for s in summaries]
+        common = min(len(s["arms"]) for s in summaries)
+        result["arms"] = [_arm(first, second, summaries, -place) for place in range(common, 0, -1)]
     return result
 
 
@@ -109,8 +111,9 @@ def text(result: Mapping[str, Any]) -> str:
         if "ratio" in arm:
             line += f", {_interval(arm['ratio'])} times as fast"
         lines.append(line)
-    values = [_interval(speedup) for speedup in result["speedup"]]
-    lines.append(f"speedup: {' -> '.join(values)}")
+    if "speedup" in result:
+        values = [_interval(speedup) for speedup in result["speedup"]]
+        lines.append(f"speedup: {' -> '.join(values)}")
     return "\n".join(lines)
 
 

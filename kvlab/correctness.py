@@ -60,6 +60,9 @@ def judge(plan: Plan, accounts: Sequence[Account]) -> dict[str, Any]:
     would not show.
     """
     books = {account.key: account for account in accounts}
+    if plan.alone:
+        pairs = _own_pairs(plan, books)
+        return weigh((), pairs, plan.tolerance_nat, need_floor=False)
     return weigh(_cold_pairs(plan, books), _restored_pairs(plan, books), plan.tolerance_nat)
 
 
@@ -147,6 +150,20 @@ def _restored_pairs(
             if cold.cached_tokens != 0:
                 cold = first.get(cold.index, cold)
             if cold.cached_tokens == 0 and (other.cached_tokens or plan.control):
+                yield cold, other
+
+
+def _own_pairs(
+    plan: Plan, books: dict[tuple[str, int, str], Account]
+) -> Iterator[tuple[RequestRecord, RequestRecord]]:
+    """Both rounds of the only arm: cold in the first, restored in the second, the same prompts."""
+    if plan.shape != "identical":
+        return
+    for repeat in range(1, plan.repeats + 1):
+        fill = books[plan.treated, repeat, "fill"]
+        measured = books[plan.treated, repeat, "measure"]
+        for cold, other in same_prompts(fill, measured):
+            if cold.cached_tokens == 0 and other.cached_tokens:
                 yield cold, other
 
 

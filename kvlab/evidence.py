@@ -33,8 +33,8 @@ def ceiling(tokens: int, chunk_tokens: int, *, prefix_tokens: int | None = None)
 class Plan:
     """What the run set out to do, read from its manifest."""
 
-    arms: tuple[str, str]
-    """The untreated arm, then the treated one."""
+    arms: tuple[str, ...]
+    """The untreated arm, then the treated one; the treated one alone where there is no other."""
     repeats: int
     contexts: int
     context_tokens: int
@@ -46,6 +46,8 @@ class Plan:
     pause_s: float
     concurrency: int
     has_l2: bool
+    sees_l2: bool
+    """Whether kvlab could look into the L2 folder: not into that of an attached deployment."""
     object_groups: bool | None
     """Whether records are split by object group; None: the version decides."""
     kv_ranks: int
@@ -56,7 +58,12 @@ class Plan:
 
     @property
     def treated(self) -> str:
-        return self.arms[1]
+        return self.arms[-1]
+
+    @property
+    def alone(self) -> bool:
+        """Whether there was no untreated arm, so that nothing is compared with it."""
+        return len(self.arms) == 1
 
     @property
     def control(self) -> bool:
@@ -79,7 +86,7 @@ def plan(manifest: Mapping[str, Any]) -> Plan:
     profile, arms = manifest.get("profile"), manifest.get("arms")
     if not isinstance(profile, dict):
         complaint: str | None = "it holds no profile"
-    elif not isinstance(arms, list) or len(arms) != 2 or arms[0] == arms[1]:
+    elif not isinstance(arms, list) or not _are_arms(arms, profile):
         complaint = "it does not name two arms"
     else:
         complaint = shapes.manifest_complaint(manifest) or shapes.profile_complaint(profile)
@@ -94,6 +101,12 @@ def plan(manifest: Mapping[str, Any]) -> Plan:
     )
 
 
+def _are_arms(arms: Sequence[Any], profile: Mapping[str, Any]) -> bool:
+    """Two different arms, or the treated one of an attached deployment."""
+    alone = profile.get("runtime") == "attach" and arms == ["lmcache"]
+    return alone or (len(arms) == 2 and arms[0] != arms[1])
+
+
 def _plan(manifest: Mapping[str, Any]) -> Plan:
     profile = manifest["profile"]
     work, cache = profile["workload"], profile["cache"]
@@ -103,7 +116,7 @@ def _plan(manifest: Mapping[str, Any]) -> Plan:
     if work["shape"] == "prefix_suffix":
         prefix = round(tokens * work["prefix_ratio"])
     return Plan(
-        arms=(manifest["arms"][0], manifest["arms"][1]),
+        arms=tuple(manifest["arms"]),
         repeats=two_round["repeats"],
         contexts=work["contexts"],
         context_tokens=tokens,
@@ -115,11 +128,18 @@ def _plan(manifest: Mapping[str, Any]) -> Plan:
         pause_s=two_round["pause_s"],
         concurrency=two_round.get("concurrency") or 1,
         has_l2=cache.get("l2") is not None,
+        sees_l2=sees_l2(profile),
         object_groups=cache.get("separate_object_groups"),
         kv_ranks=max(1, int((profile["engine"].get("flags") or {}).get("tensor-parallel-size", 1))),
         tolerance_nat=(profile.get("correctness") or {}).get("tolerance_nat", 0.15),
         thresholds=profile.get("thresholds") or {},
     )
+
+
+def sees_l2(profile: Mapping[str, Any]) -> bool:
+    """Whether a run of this profile could look into the L2 folder."""
+    l2 = profile["cache"].get("l2")
+    return l2 is not None and (profile.get("runtime") != "attach" or bool(l2.get("base_path")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ class Recipe:
 RECIPES: dict[str, Recipe] = {
     "two-round": Recipe(
         workload=two_round.two_round,
-        arms=("baseline", "lmcache"),
+        arms=two_round.arms,
         control=("baseline", "control"),
         order=lambda profile, arms: two_round.order(arms, profile.experiments.two_round.repeats),
         steps=two_round.steps,
@@ -166,6 +166,8 @@ async def run_async(
     else:
         chosen = profile.load(profile_name, overrides, experiment=experiment)
     wanted = runtime.of(chosen) if launcher is None else None
+    if wanted:
+        wanted.refuse(chosen, experiment, control)
     with host.exclusive():
         served = wanted.prepare(chosen, runs) if wanted else None
         _mark_dead(runs)
@@ -210,7 +212,7 @@ async def _measure(recipe: Recipe, chosen: Profile, folder: RunDir, launch: Laun
             chosen,
             launch,
             folder.append,
-            nonce=folder.manifest["nonce"],
+            nonce=prompts.of_part(chosen, folder.manifest),
             arms=arms,
             done=finished,
             **own,
@@ -337,11 +339,13 @@ def _manifest(
         "connector": {
             "name": chosen.engine.connector,
             "reason": plan.CONNECTOR_REASONS[chosen.engine.connector],
-        },
+        }
+        if chosen.fresh
+        else None,
         "commands": {
             arm: [plan.shell_command(service) for service in plan.plan(chosen, arm).services]
             for arm in arms
-            if arm in plan.SCENARIOS
+            if arm in plan.SCENARIOS and chosen.fresh
         },
     }
 

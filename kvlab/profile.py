@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -152,6 +153,74 @@ class Container(Limits):
     volumes: list[str] = []
     """``path`` (the same inside), ``path:path`` or ``path:path:ro``."""
     lmcache_entrypoint: str = "/usr/local/bin/lmcache"
+
+
+class Endpoint(Part):
+    """One server that already runs; a plain URL says the same as ``{url: …}``."""
+
+    url: str
+    """Its base URL, without ``/v1``; secrets belong into ``attach.api_key_env``."""
+    metrics: str | None = None
+    """Where its counters are; None: ``/metrics`` below the URL."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain(cls, value: Any) -> Any:
+        return {"url": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _safe(self) -> Endpoint:
+        for url in filter(None, (self.url, self.metrics)):
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError("a URL of the form http://host:port is needed")
+            if "@" in parts.netloc or parts.query or parts.fragment:
+                raise ValueError(
+                    "the URL holds a user, a password or a query, which run folders would keep;"
+                    " name a variable in attach.api_key_env or attach.headers_env instead"
+                )
+        return self
+
+    @property
+    def base(self) -> str:
+        """The URL without its last slash."""
+        return self.url.rstrip("/")
+
+    @property
+    def metrics_url(self) -> str:
+        return self.metrics or f"{self.base}/metrics"
+
+
+class Attach(Part):
+    """A deployment that already runs: kvlab starts and stops nothing of it."""
+
+    baseline: Endpoint | None = None
+    """vLLM without LMCache; without it nothing is compared, and the verdict says so."""
+    vllm: list[Endpoint] = Field(min_length=1)
+    """Every vLLM with LMCache: their counters are summed."""
+    lmcache: list[Endpoint] = Field(min_length=1)
+    """Every LMCache server that they use, by its HTTP port."""
+    entry: Endpoint | None = None
+    """Where requests go, a router for example; None: to each vLLM in its turn."""
+    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_]\w*$")
+    """The environment variable whose value is sent as ``Authorization: Bearer``."""
+    headers_env: dict[str, str] = {}
+    """Further headers, each with the environment variable that holds its value."""
+    versions: dict[Literal["vllm", "lmcache"], str] = {}
+    """What the servers must answer; absent: any, but the same in all of one kind."""
+    may_clear: bool = False
+    """Whether L0 and L1 may be emptied: everyone who uses the deployment loses them."""
+    idle_s: float = Field(default=1.0, ge=0)
+    """For so long nobody else may be served before a measurement begins."""
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Attach:
+        bases = [one.base for one in (*self.vllm, *self.lmcache)]
+        bases += [self.baseline.base] if self.baseline else []
+        twice = next((base for base in bases if bases.count(base) > 1), None)
+        if twice:
+            raise ValueError(f"{twice} is named twice; every server has a URL of its own")
+        return self
 
 
 class Workload(Part):
@@ -415,6 +484,7 @@ class Profile(Part):
     engine: Engine
     cache: Cache
     container: Container | None = None
+    attach: Attach | None = None
     workload: Workload
     storage: Storage = Storage()
     experiments: Experiments = Experiments()
@@ -439,6 +509,11 @@ class Profile(Part):
     def sha256(self) -> str:
         """Identity of the resolved profile, overrides included."""
         return sha256_json(self.as_dict())
+
+    @property
+    def fresh(self) -> bool:
+        """Whether every launch starts new servers, which hold nothing of an earlier one."""
+        return self.runtime != "attach"
 
     @property
     def working_set_tokens(self) -> int:
@@ -500,6 +575,8 @@ def _contradictions(profile: Profile) -> Iterable[str]:
     yield from _storage_complaints(profile)
     if profile.runtime == "docker" and profile.container is None:
         yield "runtime docker needs a container section: image, names"
+    if profile.runtime == "attach" and profile.attach is None:
+        yield "runtime attach needs an attach section: vllm, lmcache"
     if profile.container:
         yield from _container_complaints(profile.container)
 
@@ -737,7 +814,8 @@ def _profile_error(error: ValidationError, origin: str) -> ProfileError:
         sentence, _, hint = message.partition("; ")
         return ProfileError(f"{origin}: {sentence}", hint=hint or "see docs/profiles.md")
     found = first.get("input")
-    shown = "" if first["type"] == "missing" or isinstance(found, dict) else f", found {found!r}"
+    hidden = first["type"] == "missing" or isinstance(found, dict) or where.startswith("attach")
+    shown = "" if hidden else f", found {found!r}"
     return ProfileError(f"{origin}: {where}: {message}{shown}", hint="see docs/profiles.md")
 
 

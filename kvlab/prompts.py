@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from kvlab.client import Question
 from kvlab.profile import MIN_CHUNKS, Profile
@@ -25,6 +26,20 @@ RESERVED_SHARE = 8
 def new_nonce() -> str:
     """A fresh nonce: 16 hexadecimal digits."""
     return secrets.token_hex(8)
+
+
+def of_part(profile: Profile, manifest: Mapping[str, Any]) -> str:
+    """The nonce of a run, or of the part of it that a resume begins.
+
+    Servers that are not started anew still hold what the interrupted part asked.
+    """
+    nonce, resumed = str(manifest["nonce"]), manifest.get("resumed")
+    return nonce if profile.fresh or not resumed else f"{nonce}+{resumed}"
+
+
+def of_launch(profile: Profile, nonce: str, launch: object) -> str:
+    """The nonce of one launch, or of one repeat: its own where servers are not started anew."""
+    return nonce if profile.fresh else f"{nonce}:{launch}"
 
 
 def questions(profile: Profile, nonce: str, round_name: str) -> Iterator[Question]:

@@ -14,7 +14,7 @@ from kvlab import model
 from kvlab.errors import HostBusy, UsageError
 from kvlab.profile import Profile
 from kvlab.rundir import RunDir
-from kvlab.stack import Launch, process
+from kvlab.stack import Launch, attach, credentials, process
 from kvlab.units import byte_size
 
 Launcher = Callable[[Profile, RunDir], Launch]
@@ -29,6 +29,8 @@ class Runtime:
     """What the manifest keeps of the model, once all is there; the path is the folder of runs."""
     launcher: Launcher
     """The ``Launch`` of one run folder."""
+    refuse: Callable[[Profile, str, bool], None] = lambda profile, experiment, control: None
+    """Raise UsageError when this runtime cannot do the experiment, or its control."""
 
 
 def of(profile: Profile) -> Runtime:
@@ -84,7 +86,18 @@ def _processes(profile: Profile, run: RunDir) -> Launch:
     )
 
 
+def _attached(profile: Profile, runs: Path) -> dict[str, Any]:
+    """The model as the profile names it; refuses credentials that are not set."""
+    credentials.headers(profile)
+    return {"name": profile.model.name, "source": "attached"}
+
+
+def _attach(profile: Profile, run: RunDir) -> Launch:
+    return partial(attach.launch, profile, run=run, nonce=run.manifest["nonce"])
+
+
 RUNTIMES: dict[str, Runtime] = {
     "process": Runtime(prepare=prepare_here, launcher=_processes),
+    "attach": Runtime(prepare=_attached, launcher=_attach, refuse=attach.refuse),
 }
 """By the name that profiles give in ``runtime``."""

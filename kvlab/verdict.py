@@ -35,6 +35,27 @@ def reach(invariants: Sequence[Invariant], speedup: Ratio | None, *, control: bo
     return _control(speedup, interval) if control else _claim(speedup, interval)
 
 
+def alone(invariants: Sequence[Invariant], revisit: Ratio | None) -> Verdict:
+    """The verdict of an A/B without its first arm: at best *not shown*, with what is missing.
+
+    ``revisit`` is the time of first visits over that of second ones, on the same servers.
+    """
+    reasons = blockers(invariants)
+    if revisit is None:
+        reasons.append("first visits: no two requests of both rounds can be compared")
+    if reasons or revisit is None:
+        return Verdict(INVALID, tuple(reasons))
+    return Verdict(
+        NOT_SHOWN,
+        (
+            "no vLLM without LMCache was measured (attach.baseline names none), so whether LMCache"
+            " makes the difference, and how much, is not shown",
+            f"second visits, served by LMCache, were {revisit.value:.2f} times as fast as first"
+            f" ones (95 % interval {revisit.low:.2f} to {revisit.high:.2f}) on the same servers",
+        ),
+    )
+
+
 def blockers(invariants: Sequence[Invariant]) -> list[str]:
     """Why nothing may be claimed, wrong answers first; empty when every invariant holds."""
     wrong = [i for i in invariants if i.name == "correctness" and i.holds is False]
@@ -79,6 +100,8 @@ def is_healthy(summary: Mapping[str, Any]) -> bool:
     status, experiment = summary["verdict"]["status"], summary.get("experiment")
     if summary.get("control"):
         return bool(status == NOT_SHOWN)
+    if "revisit" in summary:  # without a first arm nothing can be proven
+        return bool(status != INVALID)
     if experiment == "two-round":
         return bool(status == PROVEN)
     if experiment == "object-groups":

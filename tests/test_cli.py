@@ -41,7 +41,15 @@ def test_profiles_are_listed_one_line_each() -> None:
     done = kvlab("profiles")
     assert done.returncode == 0
     assert [line.split()[0] for line in done.stdout.splitlines()] == [
-        *("dgx-spark", "embedded", "embedded-665", "embedded-docker", "embedded-read", "smoke")
+        *(
+            "attach",
+            "dgx-spark",
+            "embedded",
+            "embedded-665",
+            "embedded-docker",
+            "embedded-read",
+            "smoke",
+        )
     ]
     assert {p["name"] for p in json.loads(kvlab("profiles", "--json").stdout)} >= {"embedded"}
     assert "chunk_tokens: 224" in kvlab("profiles", "--show", "embedded").stdout
@@ -57,6 +65,7 @@ def test_profiles_are_listed_one_line_each() -> None:
         (["run", "tworound"], "there is no experiment 'tworound'", "two-round"),
         (["run", "two-round", "dgx-spark"], "asks for runtime docker", "kvlab plan dgx-spark"),
         (["run", "two-round", "--resume", "nowhere"], "not a run folder", "data/runs"),
+        (["run", "restart", "attach"], "on an attached deployment", "two-round, acceptance"),
         (["verify", "nowhere"], "not a run folder", "data/runs"),
         (["report", "nowhere"], "not a run folder", "data/runs"),
     ],

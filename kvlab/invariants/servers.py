@@ -39,6 +39,8 @@ def _dead(service: Mapping[str, Any]) -> str | None:
     name = service["name"]
     if service.get("oom_killed"):
         return f"OOM kill: {name}"
+    if not service.get("running") and service.get("pid") is None:
+        return f"{name} did not answer"
     if not service.get("running"):
         return f"{name} stopped with exit code {service.get('exit_code')}"
     return None
@@ -80,7 +82,9 @@ def arm_differences(facts: Facts) -> list[tuple[str, str]]:
 
     Only what both arms state is compared, and no times: floats differ from start to start.
     """
-    first, second = ((_ready_facts(facts, arm) or [{}])[0] for arm in facts.plan.arms)
+    first, second = (
+        (_ready_facts(facts, arm) or [{}])[0] for arm in (facts.plan.arms[0], facts.plan.treated)
+    )
     found = []
     for key in sorted(first.keys() | second.keys()):
         a, b = first.get(key), second.get(key)

@@ -23,7 +23,7 @@ class Other(Source):
     def __init__(self, summary: Summary, text: Text):
         super().__init__(summary, text)
         self.experiment = str(summary.get("experiment", ""))
-        self.key = slug(self.experiment)
+        self.key = "revisit" if "revisit" in summary else slug(self.experiment)
         self.template = f"experiments/{self.key}.html.j2"
 
     @property

@@ -48,8 +48,11 @@ def publishable(summary: Summary) -> bool:
 
 
 def is_other(summary: Summary) -> bool:
-    """Whether it is another experiment than the A/B, whose result is its speedup."""
-    return summary.get("experiment") in EXPERIMENTS
+    """Whether it is another experiment than the A/B, whose result is its speedup.
+
+    An A/B whose first arm was missing is one too: it has no speedup.
+    """
+    return summary.get("experiment") in EXPERIMENTS or "revisit" in summary
 
 
 def status(summary: Summary) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from kvlab import continuation, stats, verdict
+from kvlab import continuation, evidence, stats, verdict
 from kvlab.continuation import Pair
 from kvlab.counters import Change
 from kvlab.errors import RunFolderError
@@ -66,6 +66,7 @@ class Facts:
             self.chunk = int(self.profile["cache"]["chunk_tokens"])
             self.tokens = int(self.profile["workload"]["context_tokens"])
             self.has_l2 = self.profile["cache"].get("l2") is not None
+            self.sees_l2 = evidence.sees_l2(self.profile)
             self.set_nat = float((self.profile.get("correctness") or {})["tolerance_nat"])
         except (KeyError, TypeError, ValueError) as error:
             raise RunFolderError(
@@ -467,13 +468,16 @@ def records_stored(facts: Facts) -> Invariant:
         bad.append(f"{written:,} of {least:,} chunks stored")
     if found["stable"] is not True:
         (unknown if found["stable"] is None else bad).append("the stores had not come to rest")
+    good = f"{written or 0:,} objects in L1, {found['files'] or 0:,} files on the disk"
     if facts.has_l2:
         completed, files, failed = found["completed"], found["files"], found["failed"]
+        if not facts.sees_l2:  # then LMCache's own count is all there is
+            files = None if completed is None else round(completed)
+            good = f"{written or 0:,} objects in L1, {files or 0:,} on the disk by LMCache's count"
         if completed is None or files is None:
             unknown.append("records on the disk were not counted")
         elif failed or not files or files < completed:
             bad.append(f"{files:,} files for {completed:,.0f} stores, {failed or 0:,.0f} failed")
-    good = f"{written or 0:,} objects in L1, {found['files'] or 0:,} files on the disk"
     return weigh("records-stored", good, bad, unknown)
 
 
@@ -545,12 +549,18 @@ def _served_elsewhere(facts: Facts, path: Path) -> tuple[list[str], list[str]]:
 def servers_up(facts: Facts) -> Invariant:
     """The servers that began a round ended it: same start, still running, not killed."""
     bad: list[str] = []
+    unknown: list[str] = []
     first: dict[tuple[str | None, str], Any] = {}
     seen: set[str | None] = set()
     for event in (e for e in facts.events if e.kind == "state"):
         seen.add(event.scenario)
         bad += _lost(event, first)
-    unknown = [f"state of the servers of {arm}" for arm in facts.arms if arm not in seen]
+        unknown += [
+            f"{event.scenario}, {event.round}: start of {service['name']}"
+            for service in event.detail.get("services", [])
+            if service.get("running") and service.get("started") is None
+        ]
+    unknown += [f"state of the servers of {arm}" for arm in facts.arms if arm not in seen]
     return weigh("servers-up", "every server ran through its rounds", bad, unknown)
 
 
@@ -560,6 +570,8 @@ def _lost(event: Event, first: dict[tuple[str | None, str], Any]) -> Iterator[st
         place = f"{event.scenario}, {event.round}"
         if service.get("oom_killed"):
             yield f"OOM kill: {name} ({place})"
+        elif not service.get("running") and service.get("pid") is None:
+            yield f"{name} did not answer ({place})"
         elif not service.get("running"):
             yield f"{name} stopped with exit code {service.get('exit_code')} ({place})"
         elif first.setdefault((event.scenario, name), born) != born:

@@ -27,12 +27,12 @@ def bill(
     *,
     seed: int,
 ) -> dict[str, Any] | None:
-    """The summary's ``bill``; None for a control, which has no LMCache to pay for.
+    """The summary's ``bill``; None for a control, which has no LMCache to pay for, and for one arm.
 
     ``times`` holds the TTFTs in ms by arm and round. Each figure is absent where it was not
     measured.
     """
-    if plan.control:
+    if plan.control or plan.alone:
         return None
     setup = (profile.get("experiments") or {}).get("bill") or {}
     cold = not_slower(plan, times, margin=float(setup.get("margin", MARGIN)), seed=seed)

@@ -146,8 +146,9 @@ def _merged(
     """A condition that looks at one treated arm, for every setting."""
     found = []
     for row in rows:
+        l2 = bool(row.get("l2"))
         plan = dataclasses.replace(
-            facts.plan, arms=(facts.plan.arms[0], row["label"]), has_l2=bool(row.get("l2"))
+            facts.plan, arms=(facts.plan.arms[0], row["label"]), has_l2=l2, sees_l2=l2
         )
         found.append(condition(dataclasses.replace(facts, plan=plan)))
     bad = [one.detail for one in found if one.holds is False]

@@ -26,18 +26,26 @@ def summarise(run: RunDir) -> dict[str, Any]:
     times = {
         (arm, name): evidence.times_ms(accounts, arm, name) for arm in plan.arms for name in ROUNDS
     }
-    first, second = plan.arms
-    speedup = stats.ratio(times[first, "measure"], times[second, "measure"], seed=seed)
+    first, second = plan.arms[0], plan.treated
+    speedup = revisit = false = None
+    if plan.alone:
+        revisit = stats.ratio(times[second, "fill"], times[second, "measure"], seed=seed)
+    else:
+        speedup = stats.ratio(times[first, "measure"], times[second, "measure"], seed=seed)
+        false = stats.ratio(times[first, "fill"], times[first, "measure"], seed=seed)
     facts = Facts(
         plan=plan,
         accounts=accounts,
         events=events,
         readings=readings,
         correctness=correctness.judge(plan, accounts),
-        false_gain=stats.ratio(times[first, "fill"], times[first, "measure"], seed=seed),
+        false_gain=false,
     )
     held = invariants.check(facts)
-    reached = verdict.reach(held, speedup, control=plan.control)
+    if plan.alone:
+        reached = verdict.alone(held, revisit)
+    else:
+        reached = verdict.reach(held, speedup, control=plan.control)
     work = entries.workload(facts)
     figures = {
         "control": plan.control,
@@ -54,6 +62,7 @@ def summarise(run: RunDir) -> dict[str, Any]:
             for arm in plan.arms
         },
         "speedup": entries.speedup_figures(speedup),
+        "revisit": entries.speedup_figures(revisit) if plan.alone else None,
         "false_gain": {
             arm: false_gain(times[arm, "fill"], times[arm, "measure"]) for arm in plan.arms
         },
@@ -83,9 +92,10 @@ def text(found: Mapping[str, Any]) -> str:
             times = found["ttft_ms"][arm]
             low, high = times["range"]
             lines.append(f"{arm}: median TTFT {times['median']:.1f} ms ({low:.1f} to {high:.1f})")
-        speedup = found["speedup"]
-        low, high = speedup["ci95"]
-        lines.append(f"speedup: {speedup['value']:.2f} ({low:.2f} to {high:.2f})")
+        for name, words in (("speedup", "speedup"), ("revisit", "first visit / second visit")):
+            if ratio := found.get(name):
+                low, high = ratio["ci95"]
+                lines.append(f"{words}: {ratio['value']:.2f} ({low:.2f} to {high:.2f})")
         cold = (found.get("bill") or {}).get("cold") or {}
         if "answer" in cold:
             low, high = cold["ci95"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from kvlab.errors import UsageError
-from kvlab.profile import Container, Limits, Profile
+from kvlab.profile import Attach, Container, Limits, Profile
 
 SCENARIOS = ("baseline", "lmcache", "control", "shared")
 """``control`` is the baseline launched again under another name, for the A/A test; ``shared`` is
@@ -90,6 +90,11 @@ def plan(profile: Profile, scenario: str, place: Place | None = None) -> Plan:
     if scenario not in SCENARIOS:
         raise UsageError(
             f"there is no scenario {scenario!r}", hint=f"known: {', '.join(SCENARIOS)}"
+        )
+    if not profile.fresh:
+        raise UsageError(
+            f"profile {profile.name} attaches to servers that already run: nothing is started",
+            hint=f"see what is asked of them: kvlab plan {profile.name}",
         )
     place = place or Place()
     with_cache = scenario in ("lmcache", "shared")
@@ -363,6 +368,8 @@ def _quote(word: str) -> str:
 
 def describe(profile: Profile, scenarios: Iterable[str], place: Place | None = None) -> str:
     """The plan as people read it: order, commands, waits, and what differs from published ones."""
+    if not profile.fresh and profile.attach is not None:
+        return "\n".join(_looks(profile.attach)) + "\n"
     lines: list[str] = []
     for scenario in scenarios:
         steps = plan(profile, scenario, place)
@@ -389,6 +396,24 @@ def describe(profile: Profile, scenarios: Iterable[str], place: Place | None = N
             f"{deviation.reason}"
         )
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _looks(attach: Attach) -> Iterator[str]:
+    """What is asked of a deployment that already runs."""
+    yield "# nothing is started or stopped: the deployment already runs"
+    groups = (
+        ("vLLM without LMCache", [attach.baseline] if attach.baseline else []),
+        ("vLLM with LMCache", attach.vllm),
+        ("LMCache", attach.lmcache),
+    )
+    for name, places in groups:
+        for place in places:
+            yield f"# {name}: {place.base} (counters: {place.metrics_url})"
+    if attach.baseline is None:
+        yield "# no vLLM without LMCache: a speedup cannot be proven"
+    if attach.entry:
+        yield f"# requests go to {attach.entry.base}"
+    yield "# each is asked what it is, and refused where it is not what the profile says"
 
 
 def shell_text(profile: Profile, scenarios: Iterable[str], place: Place | None = None) -> str:

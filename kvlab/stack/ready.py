@@ -20,7 +20,7 @@ from kvlab import client, counters, prompts
 from kvlab.errors import StackNotReady
 from kvlab.profile import MIN_CHUNKS, Profile, l0_complaints
 from kvlab.records import Record, RequestRecord
-from kvlab.stack import Deployment, ports
+from kvlab.stack import Deployment, credentials, ports
 from kvlab.stack.plan import CONNECTORS, Service
 
 POLL_S = 0.2
@@ -130,6 +130,17 @@ def _meta(status: Mapping[str, Any]) -> dict[str, Any]:
         if _META.fullmatch(key) and isinstance(value, dict) and value:
             return value
     return {}
+
+
+def worker_models(status: Any) -> dict[Worker, str | None]:
+    """The registered workers, each with the model that it serves; None where it is not said."""
+    meta = _meta(status) if isinstance(status, Mapping) else {}
+    models: dict[Worker, str | None] = {}
+    for worker in sorted(worker_ids(status), key=str):
+        entry = meta.get(str(worker))
+        name = entry.get("model_name") if isinstance(entry, dict) else None
+        models[worker] = str(name) if name else None
+    return models
 
 
 def new_workers(
@@ -297,7 +308,9 @@ class Probe:
     async def run(self) -> dict[str, Any]:
         """What was stored and restored; raises StackNotReady when it was too little."""
         cached = self.stack.lmcache_url is not None
-        async with client.connect(self.stack.vllm_url, model=self.stack.model, slots=1) as sender:
+        secret = credentials.headers(self.profile)
+        url, model = self.stack.vllm_url, self.stack.model
+        async with client.connect(url, model=model, slots=1, headers=secret) as sender:
             before = await self._samples("lmcache") if cached else None
             await self._ask(sender, 0)
             stored = await self._stored(before) if cached else None

@@ -80,14 +80,14 @@ def order(profile: Profile, arms: Sequence[str]) -> list[tuple[int, str]]:
     left_out = set()
     if not has_control(profile):
         left_out.add("stock")
-    if profile.cache.l2 is None:
+    if profile.cache.l2 is None or not profile.fresh:
         left_out.add("restarted")
     return [(1, arm) for arm in arms if arm not in left_out]
 
 
 def has_control(profile: Profile) -> bool:
     """Whether the stock connector is known to be wrong here, so that the test must notice it."""
-    wanted = profile.experiments.acceptance.control
+    wanted = profile.experiments.acceptance.control and profile.fresh
     return wanted and profile.model.hybrid and profile.engine.connector == "kvlab"
 
 
@@ -170,7 +170,7 @@ async def acceptance(
     for arm_name in ("cold", "recold"):
         async with (
             launch("baseline", 1, label=arm_name) as stack,
-            visit(profile, stack, record, nonce) as arm,
+            visit(profile, stack, record, prompts.of_launch(profile, nonce, arm_name)) as arm,
         ):
             if arm_name == "cold":
                 await _learn_reset(arm, trial)
@@ -185,7 +185,7 @@ async def acceptance(
         if trial.resets:
             await _check_reset(arm, trial)
             await _ask_restored(arm, trial, trial.cases, "l1")
-            if l2_path is not None:
+            if profile.cache.l2 is not None:
                 await _ask_restored(arm, trial, trial.cases, "l2", clear=True)
     if "restarted" in wanted:
         async with (

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
+from typing import Any
 
 from kvlab import client, prompts
 from kvlab.client import Question
 from kvlab.errors import MeasurementError
 from kvlab.profile import Profile
 from kvlab.records import Event, RequestRecord, now_ns
-from kvlab.stack import Deployment
+from kvlab.stack import Deployment, credentials
 from kvlab.units import NS_PER_S, ns_to_s
 from kvlab.workloads import Recorder
 from kvlab.workloads.drain import drain
@@ -30,9 +31,33 @@ LEAST_DEADLINE_S = 15.0
 async def visit(
     profile: Profile, stack: Deployment, record: Recorder, nonce: str, *, concurrency: int = 1
 ) -> AsyncIterator[Arm]:
-    """The launch with its connections open, one per request in flight."""
-    async with client.connect(stack.vllm_url, model=stack.model, slots=concurrency) as sender:
+    """The launch with its connections open, one per request in flight.
+
+    Where an attached deployment has several vLLMs, every context has one of them as its own.
+    """
+    urls = [stack.vllm_url] if profile.fresh else stack.urls("vllm")
+    secret = credentials.headers(profile)
+    async with AsyncExitStack() as connections:
+        senders = [
+            await connections.enter_async_context(
+                client.connect(url, model=stack.model, slots=concurrency, headers=secret)
+            )
+            for url in urls
+        ]
+        sender = senders[0] if len(senders) == 1 else Spread(senders)
         yield Arm(profile, stack, record, nonce, sender, concurrency)
+
+
+class Spread:
+    """Several servers that are asked in turn, by the number of the request in its round."""
+
+    def __init__(self, senders: Sequence[client.Sender]):
+        self.senders = senders
+
+    async def ask(self, question: Question, *, index: int, **rest: Any) -> RequestRecord:
+        """One answer, from the server whose turn it is."""
+        chosen = self.senders[index % len(self.senders)]
+        return await chosen.ask(question, index=index, **rest)
 
 
 class Arm:
@@ -44,7 +69,7 @@ class Arm:
         stack: Deployment,
         record: Recorder,
         nonce: str,
-        sender: client.Sender,
+        sender: client.Sender | Spread,
         concurrency: int = 1,
     ):
         self.profile = profile

@@ -10,10 +10,17 @@ from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
+from kvlab import prompts
 from kvlab.profile import Profile
 from kvlab.stack import Launch
 from kvlab.workloads import Recorder, bill
 from kvlab.workloads.arm import Arm, visit
+
+
+def arms(profile: Profile) -> tuple[str, ...]:
+    """The arms: both, but for an attached deployment that has no vLLM without LMCache."""
+    alone = profile.attach is not None and profile.attach.baseline is None
+    return ("lmcache",) if alone and not profile.fresh else ("baseline", "lmcache")
 
 
 def steps(profile: Profile, arms: Sequence[str], repeats: int | None = None) -> Counter[str]:
@@ -62,9 +69,10 @@ async def two_round(
         if (repeat, scenario) in done:
             continue
         slots = profile.experiments.two_round.concurrency
+        own = prompts.of_launch(profile, nonce, repeat)
         async with (
             launch(scenario, repeat) as stack,
-            visit(profile, stack, record, nonce, concurrency=slots) as arm,
+            visit(profile, stack, record, own, concurrency=slots) as arm,
         ):
             await both_rounds(arm)
             await bill.decode(arm)

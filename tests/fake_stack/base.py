@@ -45,6 +45,11 @@ class FakeServer:
     def running(self) -> bool:
         return self.exit_code is None
 
+    @property
+    def heads(self) -> list[dict[str, str]]:
+        """The headers of every request that did not come from the other fake server."""
+        return [head for path, head in self._listener.heads if not path.startswith("/fake/")]
+
     def routes(self) -> dict[tuple[str, str], Handler]:
         raise NotImplementedError
 

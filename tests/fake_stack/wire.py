@@ -80,6 +80,8 @@ class Listener:
         self._routes = routes
         self._server: asyncio.Server | None = None
         self._open: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
+        self.heads: list[tuple[str, dict[str, str]]] = []
+        """Path and headers of every request."""
 
     async def start(self, port: int = 0) -> int:
         """The port on which it listens; 0 asks for a free one."""
@@ -106,6 +108,7 @@ class Listener:
         self._open[task] = writer
         try:
             while (request := await _read(reader)) is not None:
+                self.heads.append((request.path, request.headers))
                 reply = Reply(reader, writer)
                 handler = self._routes.get((request.method, request.path))
                 if handler is None:

@@ -257,3 +257,17 @@ def test_instances_count_up_from_a_set_port() -> None:
         (8100,),
         (8101,),
     ]
+
+
+def test_an_attached_deployment_has_nothing_to_start() -> None:
+    chosen = profile.load("attach")
+    with pytest.raises(UsageError, match="nothing is started"):
+        plan.plan(chosen, "lmcache")
+    told = plan.describe(chosen, ["baseline", "lmcache"])
+    assert (
+        "vLLM with LMCache: http://127.0.0.1:8200 (counters: http://127.0.0.1:8200/metrics)" in told
+    )
+    alone = profile.load("attach", {"attach.baseline": None, "attach.entry": "http://router:1/"})
+    told = plan.describe(alone, ["lmcache"])
+    assert "a speedup cannot be proven" in told
+    assert "requests go to http://router:1\n" in told
