@@ -7,12 +7,14 @@ the bytes depends on the day or the machine's fonts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from markupsafe import escape
+
+from kvlab.i18n import Text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,6 +45,10 @@ COLOURS = {
 ``light`` and ``dark`` stand on a bar's own colour and stay the same on dark screens.
 """
 
+LOG_SPREAD = 12.0
+"""A time axis turns logarithmic when the slowest request took this many times the fastest."""
+TIERS = ("L0", "L1", "L2", "recompute")
+HATCHES = {"L0": "", "L1": "", "L2": "//", "recompute": ""}
 STAND_INS = range(0x2600, 0x27C0)
 
 
@@ -57,6 +63,134 @@ def axes(figure: Figure, *, left: float, right: float, top: float, bottom: float
         drawn.spines[side].set_visible(False)
     drawn.set_axisbelow(True)
     return drawn
+
+
+def title(axes: Axes, words: str) -> None:
+    """Write a panel's title above it."""
+    axes.text(0, 1.04, words, transform=axes.transAxes, color=COLOURS["ink"], fontweight="bold")
+
+
+def say(
+    axes: Axes,
+    x: float,
+    y: float,
+    words: str,
+    colour: str,
+    *,
+    weight: str = "normal",
+    size: float | None = None,
+    middle: bool = False,
+) -> None:
+    """Write words into a panel, at a place of its data."""
+    axes.text(
+        x,
+        y,
+        words,
+        color=COLOURS[colour],
+        fontweight=weight,
+        fontsize=size,
+        va="center" if middle else "bottom",
+        zorder=4,
+    )
+
+
+def ticks(axes: Axes, which: Literal["x", "y"], label: Callable[[float], str]) -> None:
+    """Write the numbers of an axis as ``label`` says."""
+    from matplotlib.ticker import FuncFormatter
+
+    getattr(axes, f"{which}axis").set_major_formatter(FuncFormatter(lambda tick, _: label(tick)))
+
+
+def time_axis(
+    axes: Axes, times: Sequence[float], text: Text, which: Literal["x", "y"] = "y"
+) -> None:
+    """Zero-based, or logarithmic when the times are far apart."""
+    if times and min(times) > 0 and max(times) / min(times) > LOG_SPREAD:
+        from matplotlib.ticker import LogLocator, NullLocator
+
+        getattr(axes, f"set_{which}scale")("log")
+        axis = getattr(axes, f"{which}axis")
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_minor_locator(NullLocator())
+        getattr(axes, f"set_{which}lim")(min(times) * 0.85, max(times) * 1.15)
+    else:
+        getattr(axes, f"set_{which}lim")(0, (max(times) if times else 1) * 1.08)
+    ticks(axes, which, lambda tick: text.plain_number(tick))
+
+
+def legend(figure: Figure, axes: Axes, handles: list[Any], columns: int) -> None:
+    """Draw the legend above the panels, from the left edge of ``axes`` on."""
+    left = axes.get_position().x0
+    figure.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=(left, 1.0),
+        ncols=columns,
+        frameon=False,
+        borderaxespad=0.2,
+        borderpad=0,
+        handlelength=1.5,
+        handletextpad=0.5,
+        columnspacing=1.2,
+    )
+
+
+def stack(
+    axes: Axes, place: float, tiers: Mapping[str, float], text: Text, *, height: float = 0.44
+) -> None:
+    """One bar of the shares that each tier has in all of them."""
+    total = sum(tiers.get(tier) or 0 for tier in TIERS)
+    start = 0.0
+    for tier in TIERS:
+        share = (tiers.get(tier) or 0) / total if total else 0.0
+        if share <= 0:
+            continue
+        axes.barh(
+            place,
+            share,
+            left=start,
+            height=height,
+            color=COLOURS[tier.lower()],
+            edgecolor=COLOURS["paper"],
+            hatch=HATCHES[tier],
+            linewidth=0.8,
+        )
+        if share >= 0.14:
+            _say_inside(axes, start + share / 2, place, text.percent(share), tier)
+        start += share
+
+
+def _say_inside(axes: Axes, x: float, y: float, words: str, tier: str) -> None:
+    """Words in the middle of a bar, on a patch of its colour so that no hatch crosses them."""
+    axes.text(
+        x,
+        y,
+        words,
+        color=COLOURS["light" if tier == "L1" else "dark"],
+        fontweight="bold",
+        va="center",
+        ha="center",
+        zorder=4,
+        bbox={"facecolor": COLOURS[tier.lower()], "edgecolor": "none", "pad": 2},
+    )
+
+
+def legend_of_tiers(
+    figure: Figure, axes: Axes, text: Text, columns: int, tiers: Sequence[str] = TIERS
+) -> None:
+    """The colours of these tiers."""
+    from matplotlib.patches import Patch
+
+    handles = [
+        Patch(
+            facecolor=COLOURS[tier.lower()],
+            edgecolor=COLOURS["paper"],
+            hatch=HATCHES[tier],
+            label=text(f"tier.{tier}"),
+        )
+        for tier in tiers
+    ]
+    legend(figure, axes, handles, columns)
 
 
 @contextmanager

@@ -6,8 +6,8 @@ stand inside a page. matplotlib is imported when the first figure is drawn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from kvlab import canvas
 from kvlab.canvas import COLOURS, Width
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 Summary = dict[str, Any]
 
-TIERS = ("L0", "L1", "L2", "recompute")
 _BESIDE = (
     {"left": 54, "right": 372, "top": 62, "bottom": 42},
     {"left": 396, "right": 12, "top": 62, "bottom": 42},
@@ -29,11 +28,8 @@ _STACKED = (
     {"left": 50, "right": 8, "top": 252, "bottom": 42},
 )
 """Margins of the two rounds' panels, in points."""
-HATCHES = {"L0": "", "L1": "", "L2": "//", "recompute": ""}
 MARKED_POINTS = 240
 """Above this many requests in a panel the single requests are drawn as a line, not as marks."""
-LOG_SPREAD = 12.0
-"""A time axis turns logarithmic when the slowest request took this many times the fastest."""
 
 
 def speedup(summary: Summary, text: Text, published: float, width: Width = "wide") -> str:
@@ -72,16 +68,18 @@ def speedup(summary: Summary, text: Text, published: float, width: Width = "wide
             )
         if bound and bound < largest * 1.2:
             axes.axvline(bound, color=COLOURS["muted"], linewidth=1, zorder=1)
-            _say(axes, bound, 1.75, f" {text('figure.speedup.bound')}", "muted")
-        _say(axes, 0, 1.45, text("figure.speedup.ours"), "ink", weight="bold")
+            canvas.say(axes, bound, 1.75, f" {text('figure.speedup.bound')}", "muted")
+        canvas.say(axes, 0, 1.45, text("figure.speedup.ours"), "ink", weight="bold")
         between = " · " if width == "wide" else "\n"
         source = f"{text('figure.speedup.reference')}{between}{text('source.dgx_spark')}"
-        _say(axes, 0, 0.32, source, "ref")
+        canvas.say(axes, 0, 0.32, source, "ref")
         pad = largest * 0.02
-        _say(axes, high + pad, 1.1, text.ratio(value), "ink", weight="bold", size=13, middle=True)
-        _say(axes, published + pad, 0, text.ratio(published), "ref", middle=True)
+        canvas.say(
+            axes, high + pad, 1.1, text.ratio(value), "ink", weight="bold", size=13, middle=True
+        )
+        canvas.say(axes, published + pad, 0, text.ratio(published), "ref", middle=True)
         axes.set_xlabel(text("figure.speedup.axis"), loc="left")
-        _ticks(axes, "x", lambda tick: f"{text.plain_number(tick)}×")
+        canvas.ticks(axes, "x", lambda tick: f"{text.plain_number(tick)}×")
         axes.set_yticks([])
         axes.grid(visible=False)
         return finish(
@@ -106,8 +104,8 @@ def ttft_by_order(summary: Summary, text: Text, width: Width = "wide") -> str:
         for axes, name in zip(panels, ("fill", "measure"), strict=True):
             for arm, style in zip(arms, _arm_styles(arms, text), strict=True):
                 _draw_order(axes, series.get(arm, {}).get(name, []), style)
-            _time_axis(axes, times, text)
-            _title(axes, text(f"round.{name}"))
+            canvas.time_axis(axes, times, text)
+            canvas.title(axes, text(f"round.{name}"))
             axes.set_xlabel(text("figure.order.axis"), loc="left")
             axes.margins(x=0.03)
             _whole_ticks(axes, text)
@@ -137,9 +135,9 @@ def ecdf(summary: Summary, text: Text, width: Width = "wide") -> str:
         axes.axhline(0.5, color=COLOURS["muted"], linewidth=0.8, linestyle=(0, (2, 3)))
         axes.set_ylim(0, 1.02)
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
-        _ticks(axes, "y", lambda tick: text.percent(tick))
+        canvas.ticks(axes, "y", lambda tick: text.percent(tick))
         times = _times(series, arms, ("measure",))
-        _time_axis(axes, times, text, which="x")
+        canvas.time_axis(axes, times, text, which="x")
         axes.set_xlabel(text("figure.ecdf.axis"), loc="left")
         _legend(figure, axes, arms, text)
         return finish(text("figure.ecdf.title"), text("figure.ecdf.description"))
@@ -160,12 +158,12 @@ def served(summary: Summary, text: Text, width: Width = "wide") -> str:
                 arm=text(f"arm.{_letter(arms, arm)}"),
                 round=text(f"name.{name}"),
             )
-            _say(axes, 0, place + 0.26, label, "ink")
-            _draw_tiers(axes, place, tokens.get(arm, {}).get(name, {}), text)
-        _ticks(axes, "x", lambda tick: text.percent(tick))
+            canvas.say(axes, 0, place + 0.26, label, "ink")
+            canvas.stack(axes, place, tokens.get(arm, {}).get(name, {}), text)
+        canvas.ticks(axes, "x", lambda tick: text.percent(tick))
         axes.set_yticks([])
         axes.grid(visible=False)
-        _legend_of_tiers(figure, axes, text, columns=4 if width == "wide" else 2)
+        canvas.legend_of_tiers(figure, axes, text, columns=4 if width == "wide" else 2)
         return finish(text("figure.served.title"), text("figure.served.description"))
 
 
@@ -178,7 +176,7 @@ READ_MARKS = ("o", "^", "s", "D")
 def parallel_read(summary: Summary, text: Text, width: Width = "wide") -> str:
     """TTFT and the rate of reading by concurrency, with what fio reads in the same place."""
     narrow = width == "narrow"
-    with canvas.sheet("reads", width, 600 if narrow else 360) as (figure, finish):
+    with canvas.sheet("parallel_read", width, 600 if narrow else 360) as (figure, finish):
         top = 150 if narrow else 104
         places = (
             (
@@ -198,17 +196,17 @@ def parallel_read(summary: Summary, text: Text, width: Width = "wide") -> str:
             _draw_reads(rates, line, "rates", summary)
         ceilings = _draw_ceilings(rates, summary)
         every = [value for line in lines for value in line["seconds"] if value is not None]
-        _time_axis(times, every, text)
+        canvas.time_axis(times, every, text)
         every = [value for line in lines for value in line["rates"] if value is not None]
-        _time_axis(rates, [*every, *ceilings], text)
+        canvas.time_axis(rates, [*every, *ceilings], text)
         for axes, name in ((times, "ttft"), (rates, "rate")):
-            _title(axes, text(f"figure.reads.{name}"))
-            axes.set_xlabel(text("figure.reads.axis"), loc="left")
+            canvas.title(axes, text(f"figure.parallel_read.{name}"))
+            axes.set_xlabel(text("figure.parallel_read.axis"), loc="left")
             axes.margins(x=0.08)
             slots = summary["workload"]["concurrency"]
             axes.set_xticks(range(len(slots)), [text.plain_number(one) for one in slots])
         _legend_of_reads(figure, times, lines, text, columns=2 if narrow else 4)
-        return finish(text("figure.reads.title"), text("figure.reads.description"))
+        return finish(text("figure.parallel_read.title"), text("figure.parallel_read.description"))
 
 
 def _read_lines(summary: Summary, text: Text) -> list[dict[str, Any]]:
@@ -219,6 +217,7 @@ def _read_lines(summary: Summary, text: Text) -> list[dict[str, Any]]:
     colours = dict(zip(ranked, READ_COLOURS, strict=False))
     marks = dict(zip((path["name"] for path in summary["paths"]), READ_MARKS, strict=False))
     lines = []
+    recompute = text("figure.parallel_read.recompute")
     for label in dict.fromkeys(row["label"] for row in rows):
         own = {row["concurrency"]: row for row in rows if row["label"] == label}
         first = next(iter(own.values()))
@@ -227,7 +226,7 @@ def _read_lines(summary: Summary, text: Text) -> list[dict[str, Any]]:
         medians = [row.get("ttft_ms", {}).get("median") for row in found]
         lines.append(
             {
-                "label": f"{path} · {first['adapter']}" if path else text("figure.reads.recompute"),
+                "label": f"{path} · {first['adapter']}" if path else recompute,
                 "color": COLOURS[colours.get(first.get("adapter"), "recompute")],
                 "marker": marks.get(path, "x"),
                 "linestyle": "-" if path and marks.get(path) == READ_MARKS[0] else (0, (4, 1.5)),
@@ -251,7 +250,7 @@ def _draw_ceilings(axes: Axes, summary: Summary) -> list[float]:
     for path in summary["paths"]:
         if (value := path.get("ceiling_gb_per_s")) is not None:
             axes.axhline(value, color=COLOURS["ink"], linewidth=1.1, linestyle=(0, (1, 2)))
-            _say(axes, 0, value, f"fio · {path['name']}", "muted", size=9)
+            canvas.say(axes, 0, value, f"fio · {path['name']}", "muted", size=9)
             found.append(value)
     return found
 
@@ -267,51 +266,8 @@ def _legend_of_reads(
         for line in lines
     ]
     ceiling: dict[str, Any] = {"color": COLOURS["ink"], "linestyle": (0, (1, 2)), "linewidth": 1.1}
-    handles.append(Line2D([], [], label=text("figure.reads.ceiling"), **ceiling))
-    _place_legend(figure, axes, handles, columns)
-
-
-OF_EXPERIMENTS: dict[str, Callable[[Summary, Text, Width], str]] = {
-    "parallel-read": parallel_read,
-}
-"""The figures of experiments other than the A/B."""
-
-
-def _draw_tiers(axes: Axes, place: float, tiers: dict[str, float], text: Text) -> None:
-    total = sum(tiers.get(tier) or 0 for tier in TIERS)
-    start = 0.0
-    for tier in TIERS:
-        share = (tiers.get(tier) or 0) / total if total else 0.0
-        if share <= 0:
-            continue
-        axes.barh(
-            place,
-            share,
-            left=start,
-            height=0.44,
-            color=COLOURS[tier.lower()],
-            edgecolor=COLOURS["paper"],
-            hatch=HATCHES[tier],
-            linewidth=0.8,
-        )
-        if share >= 0.14:
-            _say_inside(axes, start + share / 2, place, text.percent(share), tier)
-        start += share
-
-
-def _say_inside(axes: Axes, x: float, y: float, words: str, tier: str) -> None:
-    """Words in the middle of a bar, on a patch of its colour so that no hatch crosses them."""
-    axes.text(
-        x,
-        y,
-        words,
-        color=COLOURS["light" if tier == "L1" else "dark"],
-        fontweight="bold",
-        va="center",
-        ha="center",
-        zorder=4,
-        bbox={"facecolor": COLOURS[tier.lower()], "edgecolor": "none", "pad": 2},
-    )
+    handles.append(Line2D([], [], label=text("figure.parallel_read.ceiling"), **ceiling))
+    canvas.legend(figure, axes, handles, columns)
 
 
 def _draw_order(
@@ -370,95 +326,14 @@ def _legend(figure: Figure, axes: Axes, arms: Sequence[str], text: Text) -> None
     handles = [
         Line2D([], [], linewidth=1.8, markersize=5, **style) for style in _arm_styles(arms, text)
     ]
-    _place_legend(figure, axes, handles, len(handles))
-
-
-def _legend_of_tiers(figure: Figure, axes: Axes, text: Text, columns: int) -> None:
-    from matplotlib.patches import Patch
-
-    handles = [
-        Patch(
-            facecolor=COLOURS[tier.lower()],
-            edgecolor=COLOURS["paper"],
-            hatch=HATCHES[tier],
-            label=text(f"tier.{tier}"),
-        )
-        for tier in TIERS
-    ]
-    _place_legend(figure, axes, handles, columns)
-
-
-def _place_legend(figure: Figure, axes: Axes, handles: list[Any], columns: int) -> None:
-    left = axes.get_position().x0
-    figure.legend(
-        handles=handles,
-        loc="upper left",
-        bbox_to_anchor=(left, 1.0),
-        ncols=columns,
-        frameon=False,
-        borderaxespad=0.2,
-        borderpad=0,
-        handlelength=1.5,
-        handletextpad=0.5,
-        columnspacing=1.2,
-    )
-
-
-def _time_axis(
-    axes: Axes, times: Sequence[float], text: Text, which: Literal["x", "y"] = "y"
-) -> None:
-    """Zero-based, or logarithmic when the times are far apart."""
-    if times and min(times) > 0 and max(times) / min(times) > LOG_SPREAD:
-        from matplotlib.ticker import LogLocator, NullLocator
-
-        getattr(axes, f"set_{which}scale")("log")
-        axis = getattr(axes, f"{which}axis")
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.set_minor_locator(NullLocator())
-        getattr(axes, f"set_{which}lim")(min(times) * 0.85, max(times) * 1.15)
-    else:
-        getattr(axes, f"set_{which}lim")(0, (max(times) if times else 1) * 1.08)
-    _ticks(axes, which, lambda tick: text.plain_number(tick))
-
-
-def _ticks(axes: Axes, which: Literal["x", "y"], label: Callable[[float], str]) -> None:
-    from matplotlib.ticker import FuncFormatter
-
-    getattr(axes, f"{which}axis").set_major_formatter(FuncFormatter(lambda tick, _: label(tick)))
+    canvas.legend(figure, axes, handles, len(handles))
 
 
 def _whole_ticks(axes: Axes, text: Text) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
-    _ticks(axes, "x", lambda tick: text.plain_number(tick))
-
-
-def _title(axes: Axes, words: str) -> None:
-    axes.text(0, 1.04, words, transform=axes.transAxes, color=COLOURS["ink"], fontweight="bold")
-
-
-def _say(
-    axes: Axes,
-    x: float,
-    y: float,
-    words: str,
-    colour: str,
-    *,
-    weight: str = "normal",
-    size: float | None = None,
-    middle: bool = False,
-) -> None:
-    axes.text(
-        x,
-        y,
-        words,
-        color=COLOURS[colour],
-        fontweight=weight,
-        fontsize=size,
-        va="center" if middle else "bottom",
-        zorder=4,
-    )
+    canvas.ticks(axes, "x", lambda tick: text.plain_number(tick))
 
 
 def _flat(repeats: Sequence[Sequence[float | None]]) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import warnings
 import xml.etree.ElementTree as ET
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from kvlab import canvas, figures, i18n
-from tests.report import cases, read_cases
+from kvlab import canvas, figures, i18n, other_figures
+from kvlab.report import others
+from kvlab.report.source import EXPERIMENTS
+from tests.report import cases
 
 Draw = Callable[[dict[str, Any], i18n.Text, canvas.Width], str]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -21,11 +24,18 @@ def speedup(summary: dict[str, Any], text: i18n.Text, width: canvas.Width) -> st
     return figures.speedup(summary, text, 1.95, width)
 
 
-def reads(_: dict[str, Any], text: i18n.Text, width: canvas.Width) -> str:
-    return figures.parallel_read(read_cases.READS, text, width)
+def of_experiment(name: str) -> Draw:
+    """Draws the figure of an experiment beside the A/B, whatever summary it is given."""
+
+    def draw(_: dict[str, Any], text: i18n.Text, width: canvas.Width) -> str:
+        return other_figures.OF_EXPERIMENTS[name](cases.others()[name], text, width)
+
+    draw.__name__ = name
+    return draw
 
 
-DRAWS: list[Draw] = [speedup, figures.ttft_by_order, figures.ecdf, figures.served, reads]
+DRAWS: list[Draw] = [speedup, figures.ttft_by_order, figures.ecdf, figures.served]
+DRAWS += map(of_experiment, other_figures.OF_EXPERIMENTS)
 
 
 @pytest.fixture(params=DRAWS, ids=lambda draw: draw.__name__)
@@ -123,3 +133,46 @@ def test_published_reference_is_marked_in_the_figure() -> None:
     assert "DGX Spark raporu (Openzeka, Ekim 2026)" in svg
     assert "1,95×" in svg
     assert canvas.COLOURS["ref"] in svg
+
+
+def words(svg: str) -> list[str]:
+    """Every label of a figure."""
+    return [str(one.text) for one in ET.fromstring(svg).iter(f"{SVG}text")]
+
+
+def test_every_experiment_has_its_figure() -> None:
+    assert set(other_figures.OF_EXPERIMENTS) == set(EXPERIMENTS)
+
+
+def test_the_equivalence_plot_names_ratio_margin_and_both_intervals() -> None:
+    summary = cases.others()["object-groups"]
+    summary["equivalence"] |= {"ratio": 1.01, "ci95": [0.95, 1.07], "ci90": [0.96, 1.06]}
+    svg = other_figures.object_groups(summary, i18n.text("tr"))
+    assert {"1,010", "± %5: eşdeğer"} <= set(words(svg))
+    assert "0,960–1,060" in svg
+    assert "0,950–1,070" in svg
+
+
+def test_a_drift_that_was_not_bounded_has_no_row() -> None:
+    summary = copy.deepcopy(cases.others()["soak"])
+    before = len(words(other_figures.soak(summary, i18n.text("en"))))
+    del summary["drift"][0]["ci95_share"]
+    assert len(words(other_figures.soak(summary, i18n.text("en")))) == before - 1
+
+
+def test_acceptance_without_a_control_shows_our_own_line_only() -> None:
+    summary = cases.others()["acceptance"]
+    both = words(other_figures.acceptance(summary, i18n.text("en")))
+    summary.pop("negative_control")
+    alone = words(other_figures.acceptance(summary, i18n.text("en")))
+    assert "negative control" in both
+    assert "negative control" not in alone
+    assert "this connector" in alone
+
+
+def test_a_section_shows_its_figure_only_when_its_evidence_holds() -> None:
+    restart = cases.others()["restart"]
+    text = i18n.text("en")
+    assert set(others.Other(restart, text).drawn() or {}) == {"wide", "narrow"}
+    failed = [{"name": "restored-from-l2", "holds": False, "detail": "12 %"}]
+    assert others.Other({**restart, "invariants": failed}, text).drawn() is None

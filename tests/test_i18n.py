@@ -17,6 +17,7 @@ from kvlab.errors import UsageError
 from kvlab.i18n import TextError
 from kvlab.report import layout
 from kvlab.report.layout import TEMPLATES
+from kvlab.report.others import Other
 from tests.report import cases
 
 CODE = re.compile(r"`[^`]*`|\{\w+\}")
@@ -81,7 +82,10 @@ def test_every_sentence_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(i18n.Text, "sentence", noted)
     report.render(cases.summary(), lang="en")
     report.render(cases.every()["low bound"], lang="en")
+    for summary in cases.others().values():
+        report.render(summary, lang="en")  # the experiment by itself, with its figure
     monkeypatch.setattr(layout, "_figure", lambda *_: None)
+    monkeypatch.setattr(Other, "drawn", lambda _: None)
     for summary in cases.every().values():
         for genre in ("technical", "article"):
             report.render(summary, genre=genre, lang="en")
@@ -126,7 +130,7 @@ def _words(environment: jinja2.Environment, path: Path) -> Iterator[str]:
 
 def test_no_sentence_of_a_report_lives_in_python() -> None:
     """Modules that make reports hold no sentence outside docstrings and error messages."""
-    for path in [*TEMPLATES.parent.glob("*.py"), *TEMPLATES.parents[1].glob("figures.py")]:
+    for path in [*TEMPLATES.parent.glob("*.py"), *TEMPLATES.parents[1].glob("*figures.py")]:
         source = re.sub(r'""".*?"""', "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         source = re.sub(r"#.*|f?\"there is no report[^\n]*", "", source)
         for words in re.findall(r'"([^"\n]*)"', source):

@@ -96,9 +96,9 @@ class Other(Source):
 
     def drawn(self) -> dict[str, Markup] | None:
         """The experiment's figure in both widths; None where it has none, or may not show it."""
-        from kvlab import figures
+        from kvlab import other_figures
 
-        draw = figures.OF_EXPERIMENTS.get(self.experiment)
+        draw = other_figures.OF_EXPERIMENTS.get(self.experiment)
         if draw is None or not self.publishable:
             return None
         return {

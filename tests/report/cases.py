@@ -92,6 +92,19 @@ def html(case: str, genre: str, lang: str) -> str:
     return report.render(every()[case], genre=genre, lang=lang)
 
 
+def others() -> dict[str, Summary]:
+    """A healthy summary of each experiment beside the A/B, by its name."""
+    return {
+        "restart": restart_cases.RESTART,
+        "object-groups": groups_cases.groups(),
+        "acceptance": acceptance_cases.acceptance(),
+        "shared-cache": tier_cases.SHARED,
+        "eviction": tier_cases.EVICTION,
+        "soak": tier_cases.SOAK,
+        "parallel-read": read_cases.READS,
+    }
+
+
 def every() -> dict[str, Summary]:
     """Every kind of summary that a report must be able to show, by name."""
     found = {case: summary(case) for case in RUNS}

@@ -17,6 +17,7 @@ from kvlab import i18n, report
 from kvlab.errors import UsageError
 from kvlab.report import layout
 from kvlab.report.layout import SECTIONS
+from kvlab.report.others import Other
 from kvlab.report.published import dgx_spark
 from tests.builders import make_run
 from tests.report import cases
@@ -75,6 +76,7 @@ def page(case: str = "proven", genre: str = "technical", lang: str = "tr") -> Pa
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages without figures, which have tests of their own and take most of the time."""
     monkeypatch.setattr(layout, "_figure", lambda *_: None)
+    monkeypatch.setattr(Other, "drawn", lambda _: None)
 
 
 @pytest.mark.parametrize(("genre", "lang"), cases.ALL)
