@@ -216,23 +216,40 @@ def report(
         typer.Option(help="technical or article; by default technical, and article for zh."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the pages go.")] = Path("reports"),
+    pdf: Annotated[
+        bool, typer.Option("--pdf", help="Also as PDF, printed by a headless Chromium.")
+    ] = False,
 ) -> None:
     """Render the reports again from the run folder alone."""
+    from kvlab import printing
     from kvlab import report as reports
+    from kvlab.report import index
 
     for result in reports.load_all(run):
         for language in _languages(lang):
             page = reports.write(result, out / result["run"], lang=language, genre=genre)
             typer.echo(str(page))
+            if pdf:
+                typer.echo(str(printing.to_pdf(page)))
+    typer.echo(str(index.write(out, lang=_languages(lang)[0])))
 
 
-@app.command(epilog="Example: kvlab verify data/runs/<run>")
-def verify(run: RunPath, as_json: Json = False) -> None:
-    """Recompute every number of a run from its raw records; exit 1 on any difference."""
+@app.command(epilog="Example: kvlab verify data/runs/<run>; kvlab verify reports/report-en.html")
+def verify(
+    run: Annotated[Path, typer.Argument(help="A run folder, or the page of a report.")],
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Recompute every number of a run, or of a report's page, from raw records; exit 1 on any
+    difference."""
+    from kvlab import page_check
     from kvlab import verify as verification
     from kvlab.rundir import RunDir
 
-    differences = verification.verify(RunDir.open(run))
+    if run.suffix == ".html":
+        differences = page_check.check(run, runs)
+    else:
+        differences = verification.verify(RunDir.open(run))
     if as_json:
         typer.echo(_json([str(difference) for difference in differences]))
     else:

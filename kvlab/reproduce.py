@@ -18,6 +18,7 @@ from kvlab import experiment, notebook, profile, progress, verdict
 from kvlab.agenda import Agenda
 from kvlab.errors import NotebookFailed, UsageError
 from kvlab.records import now_ns
+from kvlab.report import index
 from kvlab.rundir import RunDir
 from kvlab.units import ns_to_s
 
@@ -105,6 +106,7 @@ def reproduce(
         _move(done, RunDir.open(main))
     for path in outcome.runs.values():
         RunDir.open(path).seal()
+    outcome.pages.append(index.write(reports, lang=languages[0]))
     return outcome
 
 

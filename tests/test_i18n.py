@@ -15,7 +15,7 @@ from markupsafe import Markup
 from kvlab import i18n, notebook_page, report
 from kvlab.errors import UsageError
 from kvlab.i18n import TextError
-from kvlab.report import layout
+from kvlab.report import index, layout
 from kvlab.report.layout import TEMPLATES
 from kvlab.report.others import Other
 from tests.report import cases
@@ -91,6 +91,8 @@ def test_every_sentence_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
             report.render(summary, genre=genre, lang="en")
     failed = [{"cell": 1, "what": what} for what in ("died", "never ran", "E: e")]
     notebook_page.of_notebook(_empty_notebook(), failed, "n", "en")
+    for told in ([], [index.Entry({"run": "r"}, {})]):
+        index.render(told, Path())
     assert used == set(i18n.catalogue("en"))
 
 

@@ -140,6 +140,11 @@ def page(body: str, *, title: str, lang: str, genre: str) -> str:
     )
 
 
+def template(name: str) -> jinja2.Template:
+    """A template of a page's body, which escapes every value."""
+    return _environment().get_template(name)
+
+
 @lru_cache(maxsize=1)
 def css() -> str:
     """The style sheet of every page."""
@@ -163,7 +168,7 @@ def _alone(summary: Summary, text: Text) -> Section:
     html = (
         _environment()
         .get_template("parts/alone.html.j2")
-        .render(x=one, t=text.html, p=text, title=title, version=__version__)
+        .render(x=one, v=one, t=text.html, p=text, title=title, version=__version__)
     )
     return Section(one.key, title, html.strip())
 

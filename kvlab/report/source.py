@@ -5,8 +5,11 @@ Whether a headline may be shown at all is decided here, once.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
+
+from markupsafe import Markup
 
 from kvlab.i18n import Text
 
@@ -85,6 +88,15 @@ class Source:
         self.status = status(summary) if self.publishable else "invalid"
         self.run = str(summary.get("run", ""))
         self.profile = str(summary.get("profile", ""))
+
+    @property
+    def embedded_json(self) -> Markup:
+        """The machine-readable summary, safe inside a script element."""
+        written = json.dumps(
+            without_headline(self.summary), ensure_ascii=False, indent=1, sort_keys=True
+        )
+        safe = written.replace("<", "\\u003c").replace("&", "\\u0026")
+        return Markup(safe)  # noqa: S704 - no character of it can end the element
 
     def at(self, *path: Any) -> Any:
         """The summary's value at a path of keys, or None."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
-
-from markupsafe import Markup
 
 from kvlab.i18n import Text
 from kvlab.report.evidence_rows import EvidenceRows
@@ -14,7 +11,7 @@ from kvlab.report.others import Bill, others
 from kvlab.report.result_rows import change, results
 from kvlab.report.run_facts import day_of
 from kvlab.report.setup_rows import SetupRows
-from kvlab.report.source import COMPLETE, EXPERIMENTS, Source, Summary, slug, without_headline
+from kvlab.report.source import COMPLETE, EXPERIMENTS, Source, Summary, slug
 
 
 class View(Source):
@@ -84,12 +81,3 @@ class View(Source):
         """The correctness verdict of a run whose numbers are shown, in a word."""
         key = f"correctness.word.{self.correctness_case}"
         return self.text(key if self.text.has(key) else "word.unknown")
-
-    @property
-    def embedded_json(self) -> Markup:
-        """The machine-readable summary, safe inside a script element."""
-        written = json.dumps(
-            without_headline(self.summary), ensure_ascii=False, indent=1, sort_keys=True
-        )
-        safe = written.replace("<", "\\u003c").replace("&", "\\u0026")
-        return Markup(safe)  # noqa: S704 - no character of it can end the element
