@@ -87,7 +87,11 @@ def test_reading_a_sound_run(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"{run}: verified\n")
     done = kvlab("report", str(run), "--lang", "zh", "--out", str(tmp_path / "pages"))
     assert done.returncode == 0
-    assert Path(done.stdout.strip()).is_file()
+    page, index = map(Path, done.stdout.split())
+    assert page.is_file()
+    assert index.is_file()
+    done = kvlab("verify", str(page), "--runs", str(run.parent))
+    assert (done.returncode, done.stdout) == (0, f"{page}: verified\n")
     assert kvlab("compare", str(run), str(run)).returncode == 0
 
 
