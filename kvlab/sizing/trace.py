@@ -13,21 +13,26 @@ import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from kvlab import shapes
 from kvlab.errors import UsageError
-from kvlab.profile import MIN_CHUNKS, Profile
-from kvlab.records import RequestRecord
-from kvlab.rundir import RunDir
 from kvlab.units import ns_to_s
+
+if TYPE_CHECKING:  # a trace from a file needs none of them, and they take longer than reading it
+    from kvlab.profile import Profile
+    from kvlab.records import RequestRecord
+    from kvlab.rundir import RunDir
 
 Shape = Literal["identical", "prefix_suffix"]
 BATCH = 65_536
 """Requests that are drawn at a time from a distribution."""
 LOOKUP_LOGS = "lookup_hashes_*.jsonl"
 """LMCache's rotated files; their names sort by time."""
+PROBE_CHUNKS = 4
+"""Whole chunks of the prompt that kvlab probes a deployment with."""
 ROUNDS = ("probe", "warmup", "fill", "measure")
 
 
@@ -114,8 +119,8 @@ def of_profile(profile: Profile) -> Trace:
     )
 
     def requests() -> Iterator[Request]:
-        probe = [("probe", index) for index in range(MIN_CHUNKS)]
-        yield Request(MIN_CHUNKS * chunk + 1, probe, 0.0, "probe")
+        probe = [("probe", index) for index in range(PROBE_CHUNKS)]
+        yield Request(PROBE_CHUNKS * chunk + 1, probe, 0.0, "probe")
         for context in range(plan.warmup_requests):
             keys = [("warmup", context, index) for index in range(work.context_tokens // chunk)]
             yield Request(work.context_tokens, keys, 0.0, "warmup")
@@ -200,11 +205,7 @@ def lookup_log(paths: Iterable[Path], model: str | None = None) -> Trace:
 
     def requests() -> Iterator[Request]:
         for row in _lookups(files, model):
-            if row["chunk_size"] != chunk:
-                raise UsageError(
-                    f"the log has chunks of {chunk} and of {row['chunk_size']} tokens",
-                    hint="give the files of one server configuration at a time",
-                )
+            _same_size(chunk, row["chunk_size"], "the log")
             yield Request(row["seq_len"], row["chunk_hashes"], row["timestamp"] - began)
 
     title = f"lookups of {first.get('model_name') or 'an unnamed model'}"
@@ -221,7 +222,7 @@ def hash_ids(path: Path, block_tokens: int | None = None) -> Trace:
     first = next(_rows(path, _TRACE), None)
     if first is None:
         raise UsageError(f"{path} holds no request", hint="one JSON object a line is expected")
-    block = first.get("block_size") or block_tokens
+    block: int | None = first.get("block_size") or block_tokens
     if not block:
         raise UsageError(
             f"{path} does not state its block_size", hint="give the tokens of one block"
@@ -230,12 +231,11 @@ def hash_ids(path: Path, block_tokens: int | None = None) -> Trace:
 
     def requests() -> Iterator[Request]:
         for row in _rows(path, _TRACE):
-            at_s = ((row.get("timestamp") or 0) - began) / 1000
-            yield Request(
-                row["input_length"], row["hash_ids"][: row["input_length"] // block], at_s
-            )
+            _same_size(block, row.get("block_size") or block, str(path))
+            keys = row["hash_ids"][: row["input_length"] // block]
+            yield Request(row["input_length"], keys, ((row.get("timestamp") or 0) - began) / 1000)
 
-    return Trace(title=path.name, chunk_tokens=int(block), requests=requests)
+    return Trace(title=path.name, chunk_tokens=block, requests=requests)
 
 
 def of_run(run: RunDir, scenario: str, repeat: int) -> Trace:
@@ -284,14 +284,44 @@ def _keys(record: RequestRecord, chunks: int, reused: int) -> list[Hashable]:
     ]
 
 
-_LOOKUP: dict[str, tuple[type, ...]] = {
-    "chunk_size": (int,),
-    "seq_len": (int,),
-    "timestamp": (int, float),
-    "chunk_hashes": (list,),
+def _count(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _time(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < shapes.LARGEST_FLOAT
+
+
+def _key_list(value: Any) -> bool:
+    return isinstance(value, list) and set(map(type, value)) <= {int, str}
+
+
+def _maybe(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or holds(value)
+
+
+Fields = dict[str, Callable[[Any], bool]]
+_LOOKUP: Fields = {
+    "chunk_size": _count,
+    "seq_len": _count,
+    "timestamp": _time,
+    "chunk_hashes": _key_list,
 }
-_TRACE: dict[str, tuple[type, ...]] = {"input_length": (int,), "hash_ids": (list,)}
-"""What a line of each kind of file must hold."""
+_TRACE: Fields = {
+    "input_length": _count,
+    "hash_ids": _key_list,
+    "block_size": _maybe(_count),
+    "timestamp": _maybe(_time),
+}
+"""What a line of each kind of file holds."""
+
+
+def _same_size(expected: int, found: int, where: str) -> None:
+    if found != expected:
+        raise UsageError(
+            f"{where} has chunks of {expected} and of {found} tokens",
+            hint="give the requests of one configuration at a time",
+        )
 
 
 def _log_files(path: Path) -> list[Path]:
@@ -301,11 +331,11 @@ def _log_files(path: Path) -> list[Path]:
 def _lookups(files: Sequence[Path], model: str | None) -> Iterator[dict[str, Any]]:
     for file in files:
         for row in _rows(file, _LOOKUP):
-            if row["seq_len"] and (model is None or row.get("model_name") == model):
+            if model is None or row.get("model_name") == model:
                 yield row
 
 
-def _rows(path: Path, wanted: dict[str, tuple[type, ...]]) -> Iterator[dict[str, Any]]:
+def _rows(path: Path, wanted: Fields) -> Iterator[dict[str, Any]]:
     """The objects of a JSONL file; a last line that was cut off is left out."""
     opened = gzip.open if path.suffix == ".gz" else open
     try:
@@ -315,16 +345,18 @@ def _rows(path: Path, wanted: dict[str, tuple[type, ...]]) -> Iterator[dict[str,
                     continue
                 try:
                     row = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     if not line.endswith("\n"):
                         return
                     row = None
-                fits = isinstance(row, dict) and all(
-                    type(row.get(name)) in kinds for name, kinds in wanted.items()
+                wrong = (
+                    [name for name, holds in wanted.items() if not holds(row.get(name))]
+                    if isinstance(row, dict)
+                    else list(wanted)
                 )
-                if not fits:
+                if wrong:
                     raise UsageError(
-                        f"{path}, line {number}: not a JSON object with {', '.join(wanted)}",
+                        f"{path}, line {number}: no JSON object with sound {', '.join(wrong)}",
                         hint="is it the right kind of file?",
                     )
                 yield row

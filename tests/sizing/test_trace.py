@@ -48,6 +48,9 @@ def test_two_rounds_share_what_the_real_prompts_share(shape):
     expected = trace.Trace(title="real", chunk_tokens=chunk, requests=lambda: iter(real))
     simulated = trace.of_profile(settings)
     assert reusable(simulated) == [0] * 3 + reusable(expected)
+    probe, warmup, *_ = simulated
+    assert probe.tokens == len(prompts.probe(settings, "0" * 16).token_ids)
+    assert warmup.tokens == len(next(prompts.warmup(settings, "0" * 16)).token_ids)
     rounds = [request for request in simulated if request.label in ("fill", "measure")]
     assert [request.tokens for request in rounds] == [request.tokens for request in expected]
     assert [request.drained for request in rounds] == [False] * 4 + [True] + [False] * 3
@@ -135,9 +138,12 @@ def test_lookups_are_read_in_the_order_of_their_files(tmp_path):
     ("rows", "says"),
     [
         ([], "no lookup is in"),
-        ([{"hash_ids": [1]}], "line 1: not a JSON object with chunk_size"),
+        ([{"hash_ids": [1]}], "line 1: no JSON object with sound chunk_size"),
         ([lookup(1, "0xa"), lookup(2, "0xb", chunk_size=20)], "chunks of 10 and of 20"),
         ([lookup(1, "0xa"), {"chunk_size": "10"}], "line 2"),
+        ([lookup(1, "0xa"), lookup(float("nan"), "0xa")], "line 2"),
+        ([lookup(1, "0xa", chunk_size=0)], "line 1"),
+        ([lookup(1, "0xa", chunk_hashes=[["0xa"]])], "line 1"),
     ],
 )
 def test_what_is_no_lookup_log_is_refused(tmp_path, rows, says):
@@ -167,6 +173,13 @@ def test_published_traces_are_read_plain_and_packed(tmp_path):
         ]
     with pytest.raises(UsageError, match="does not state its block_size"):
         trace.hash_ids(path)
+    rows[0]["block_size"] = 512
+    assert len(list(trace.hash_ids(write(path, *rows)))) == 2
+    rows[1]["block_size"] = 256
+    with pytest.raises(UsageError, match="chunks of 512 and of 256"):
+        list(trace.hash_ids(write(path, *rows)))
+    with pytest.raises(UsageError, match="holds no request"):
+        trace.hash_ids(write(path))
 
 
 @pytest.mark.parametrize("shape", ["identical", "prefix_suffix"])
