@@ -153,6 +153,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "l2_usage_bytes": ("lmcache_mp_l2_usage_bytes",),
     "l2_load_throughput_sum": ("lmcache_mp_l2_load_throughput_GB_per_second_sum",),
     "l2_load_throughput_count": ("lmcache_mp_l2_load_throughput_GB_per_second_count",),
+    "l1_load_throughput_sum": ("lmcache_mp_l0_l1_load_throughput_GB_per_second_sum",),
+    "l1_load_throughput_count": ("lmcache_mp_l0_l1_load_throughput_GB_per_second_count",),
     "l2_store_throughput_sum": ("lmcache_mp_l2_store_throughput_GB_per_second_sum",),
     "l2_store_throughput_count": ("lmcache_mp_l2_store_throughput_GB_per_second_count",),
     # LMCache: between engine and server

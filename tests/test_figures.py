@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvlab import canvas, figures, i18n, other_figures
+from kvlab import canvas, figures, i18n, other_figures, sizing_figures
 from kvlab.report import others
 from kvlab.report.source import EXPERIMENTS
 from tests.report import cases
@@ -35,6 +35,7 @@ def of_experiment(name: str) -> Draw:
 
 
 DRAWS: list[Draw] = [speedup, figures.ttft_by_order, figures.ecdf, figures.served]
+DRAWS.append(sizing_figures.predicted)
 DRAWS += map(of_experiment, other_figures.OF_EXPERIMENTS)
 
 

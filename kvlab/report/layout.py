@@ -40,6 +40,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "limits",
         "sources",
         "bill",
+        "predicted",
         "data",
     ),
     "article": (
@@ -52,6 +53,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "results",
         "evidence",
         "bill",
+        "predicted",
         "storage",
         "limits",
         "reproduce",
@@ -60,7 +62,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "data",
     ),
 }
-SHARED = ("verdict", "contents", "bill", "data")
+SHARED = ("verdict", "contents", "bill", "predicted", "data")
 """Sections that both genres take from ``parts``."""
 NUMBERED = ("method", "setup", "results", "discussion", "checks", "limits", "sources")
 """The sections that the technical report numbers, from 1."""
@@ -228,8 +230,10 @@ def _drawer(seen: View) -> Callable[[str], dict[str, Markup] | None]:
 
 
 def _figure(name: str, summary: Summary, text: Text) -> Callable[[str], str] | None:
-    from kvlab import figures
+    from kvlab import figures, sizing_figures
 
+    if name == "predicted":
+        return lambda width: sizing_figures.predicted(summary, text, width)  # type: ignore[arg-type]
     needs = {"speedup": "speedup", "served": "served_tokens"}.get(name, "ttft_series_ms")
     if not summary.get(needs):
         return None

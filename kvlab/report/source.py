@@ -21,7 +21,7 @@ EXPERIMENTS = (
     "soak",
 )
 """In the order in which reports speak of them."""
-HEADLINE = ("speedup", "ttft_ms", "ttft_series_ms", "false_gain")
+HEADLINE = ("speedup", "ttft_ms", "ttft_series_ms", "false_gain", "predicted")
 """The keys of a summary that state, or nearly state, the result."""
 
 

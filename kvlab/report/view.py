@@ -8,6 +8,7 @@ from kvlab.i18n import Text
 from kvlab.report.evidence_rows import EvidenceRows
 from kvlab.report.numbers import Numbers
 from kvlab.report.others import Bill, others
+from kvlab.report.predicted import Predicted
 from kvlab.report.result_rows import change, results
 from kvlab.report.run_facts import day_of
 from kvlab.report.setup_rows import SetupRows
@@ -28,6 +29,7 @@ class View(Source):
         self.tag = self.n.tag
         self.others = others(summary, text)
         self.bill = Bill(summary, text)
+        self.predicted = Predicted(summary, text)
         missing = [slug(name) for name in EXPERIMENTS if name not in self.others]
         self.unmeasured = [*missing, "concurrency"]
 

@@ -75,7 +75,7 @@ def decode(
     count over the round; without one, nothing was running.
     """
     asked = [record for record in requests if record.round == DECODE]
-    per_token = {arm: _per_token_ms(plan, asked, arm) for arm in plan.arms}
+    per_token = {arm: per_token_ms(plan, asked, arm) for arm in plan.arms}
     lengths = {record.asked_tokens for record in asked}
     found: dict[str, Any] = {
         "output_tokens": lengths.pop() if len(lengths) == 1 else None,
@@ -103,7 +103,7 @@ def decode(
     return found
 
 
-def _per_token_ms(
+def per_token_ms(
     plan: Plan, asked: Sequence[RequestRecord], arm: str
 ) -> dict[int, dict[int, float]]:
     """ms per output token after the first, by repeat and index; empty when an answer failed.

@@ -9,7 +9,7 @@ from typing import Any
 from kvlab import cautions, correctness, evidence, invariants, stats, verdict
 from kvlab.evidence import ROUNDS, Account, Plan, Readings
 from kvlab.invariants import Facts, stores
-from kvlab.results import bill, entries
+from kvlab.results import bill, entries, predicted
 from kvlab.results.frame import frame, verdict_lines
 from kvlab.rundir import RunDir
 
@@ -42,6 +42,7 @@ def summarise(run: RunDir) -> dict[str, Any]:
         false_gain=false,
     )
     held = invariants.check(facts)
+    cost = bill.bill(plan, accounts, times, asked, events, readings, manifest["profile"], seed=seed)
     if plan.alone:
         reached = verdict.alone(held, revisit)
     else:
@@ -73,8 +74,9 @@ def summarise(run: RunDir) -> dict[str, Any]:
         "correctness": facts.correctness,
         "drain": drains(facts),
         "eviction": evictions(accounts, plan),
-        "bill": bill.bill(
-            plan, accounts, times, asked, events, readings, manifest["profile"], seed=seed
+        "bill": cost,
+        "predicted": predicted.predicted(
+            plan, accounts, asked, scrapes, manifest, (cost or {}).get("writes") or {}, seed=seed
         ),
         "requests": {arm: entries.requests(accounts, arm) for arm in plan.arms},
         "engine": entries.engine(facts, manifest),

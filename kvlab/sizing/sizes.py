@@ -15,17 +15,22 @@ from kvlab.sizing.model import Arithmetic, arithmetic
 from kvlab.units import GIB
 
 
+def known_config(name: str) -> dict[str, Any] | None:
+    """The fields of a hub model that kvlab's own profiles serve; None for any other."""
+    source = (resources.files("kvlab.sizing") / "shapes.json").read_text(encoding="utf-8")
+    found = json.loads(source).get(name)
+    return dict(found) if isinstance(found, dict) else None
+
+
 def config_of(profile: Profile, models: Path) -> dict[str, Any] | None:
     """The fields of the model's config.json; None when the model is not here.
 
     A built model's lies in its folder below ``models``; of hub models kvlab knows those of its own
     profiles, and any that lies in ``models`` under its name.
     """
-    known = json.loads(
-        (resources.files("kvlab.sizing") / "shapes.json").read_text(encoding="utf-8")
-    )
-    if profile.model.name in known:
-        return dict(known[profile.model.name])
+    known = known_config(profile.model.name)
+    if known is not None:
+        return known
     path = models / profile.model.name / "config.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -10,7 +10,14 @@ from typing import Any
 
 from kvlab import cautions, i18n, report
 from tests.builders import make_run
-from tests.report import acceptance_cases, groups_cases, read_cases, restart_cases, tier_cases
+from tests.report import (
+    acceptance_cases,
+    groups_cases,
+    predicted_cases,
+    read_cases,
+    restart_cases,
+    tier_cases,
+)
 
 Summary = dict[str, Any]
 
@@ -149,4 +156,5 @@ def every() -> dict[str, Summary]:
     found |= dict(tier_cases.cases(summary()))
     found |= dict(restart_cases.cases(summary()))
     found |= dict(read_cases.cases(summary()))
+    found |= dict(predicted_cases.cases(summary()))
     return found

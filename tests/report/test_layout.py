@@ -102,7 +102,7 @@ def test_a_page_asks_for_nothing_from_anywhere(genre: str, lang: str) -> None:
     assert len(html.encode()) < 3_000_000
     seen = Page(html)
     assert len(seen.ids()) == len(set(seen.ids())), "an id stands twice"
-    assert len(seen.all("figure")) == 4
+    assert len(seen.all("figure")) == 5
     for _, attrs in seen.elements:
         for name in ("src", "href", "action", "poster", "data", "xlink:href"):
             assert not re.match(r"(https?:)?//", attrs.get(name) or ""), attrs
