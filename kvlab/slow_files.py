@@ -5,7 +5,6 @@ Imported only by the process that serves the mount (`kvlab.slow_mount`), because
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from pathlib import Path
@@ -32,8 +31,6 @@ class Passthrough(mfusepy.Operations):  # type: ignore[misc]
     """What libfuse calls, from many threads: paths begin with a slash and are below the source."""
 
     use_ns = True
-    flag_nopath = True
-    flag_nullpath_ok = True
 
     def __init__(self, source: Path, link: Link, read_bytes: int) -> None:
         self._source = os.fspath(source)
@@ -47,7 +44,7 @@ class Passthrough(mfusepy.Operations):  # type: ignore[misc]
     def _real(self, path: str) -> str:
         return self._source + path
 
-    def read(self, path: str | None, size: int, offset: int, fh: int) -> bytes:
+    def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
         """The bytes, once the link would have brought them."""
         due_s = self._link.due_s(size, time.monotonic())
         data = os.pread(fh, size, offset)
@@ -56,7 +53,7 @@ class Passthrough(mfusepy.Operations):  # type: ignore[misc]
             time.sleep(left_s)
         return data
 
-    def write(self, path: str | None, data: bytes, offset: int, fh: int) -> int:
+    def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
         return os.pwrite(fh, data, offset)
 
     def open(self, path: str, flags: int) -> int:
@@ -65,32 +62,32 @@ class Passthrough(mfusepy.Operations):  # type: ignore[misc]
     def create(self, path: str, mode: int, flags: int) -> int:
         return os.open(self._real(path), (flags & KEPT_FLAGS) | os.O_CREAT, mode)
 
-    def release(self, path: str | None, fh: int) -> int:
+    def release(self, path: str, fh: int) -> int:
         os.close(fh)
         return 0
 
-    def fsync(self, path: str | None, datasync: int, fh: int) -> int:
+    def fsync(self, path: str, datasync: int, fh: int) -> int:
         os.fsync(fh)
         return 0
 
-    def getattr(self, path: str | None, fh: int | None = None) -> dict[str, Any]:
+    def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         """A file's attributes, times in nanoseconds."""
-        found = os.fstat(fh) if fh is not None else os.lstat(self._real(path or "/"))
+        found = os.fstat(fh) if fh is not None else os.lstat(self._real(path))
         kept = {name: getattr(found, name) for name in STAT_FIELDS}
         return kept | {name: getattr(found, f"{name}_ns") for name in TIME_FIELDS}
 
     def opendir(self, path: str) -> int:
         return os.open(self._real(path), os.O_RDONLY | os.O_DIRECTORY)
 
-    def readdir(self, path: str | None, fh: int) -> list[str]:
+    def readdir(self, path: str, fh: int) -> list[str]:
         return [".", "..", *os.listdir(fh)]
 
-    def releasedir(self, path: str | None, fh: int) -> int:
+    def releasedir(self, path: str, fh: int) -> int:
         os.close(fh)
         return 0
 
-    def truncate(self, path: str | None, length: int, fh: int | None = None) -> int:
-        os.truncate(fh if fh is not None else self._real(path or "/"), length)
+    def truncate(self, path: str, length: int, fh: int | None = None) -> int:
+        os.truncate(fh if fh is not None else self._real(path), length)
         return 0
 
     def unlink(self, path: str) -> int:
@@ -109,15 +106,11 @@ class Passthrough(mfusepy.Operations):  # type: ignore[misc]
         os.rmdir(self._real(path))
         return 0
 
-    def chmod(self, path: str | None, mode: int) -> int:
-        if path is None:
-            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+    def chmod(self, path: str, mode: int) -> int:
         os.chmod(self._real(path), mode)
         return 0
 
-    def utimens(self, path: str | None, times: tuple[int, int] | None = None) -> int:
-        if path is None:
-            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+    def utimens(self, path: str, times: tuple[int, int] | None = None) -> int:
         os.utime(self._real(path), ns=times or (time.time_ns(),) * 2)
         return 0
 

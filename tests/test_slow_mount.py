@@ -47,6 +47,12 @@ def test_what_is_written_on_one_side_is_read_on_the_other(mount: slow_mount.Slow
     assert (mount.at / "in" / "record").read_bytes() == data
     assert (mount.at / "in" / "record").stat().st_size == len(data)
     assert [path.name for path in (mount.at / "in").iterdir()] == ["record"]
+    with (mount.at / "in" / "record").open("r+b") as held:
+        held.truncate(KIB)
+    os.utime(mount.at / "in" / "record", ns=(10**9, 2 * 10**9))
+    (mount.at / "in" / "record").chmod(0o600)
+    found = (mount.source / "in" / "record").stat()
+    assert (found.st_size, found.st_mtime_ns, found.st_mode & 0o777) == (KIB, 2 * 10**9, 0o600)
     (mount.at / "in" / "record").unlink()
     (mount.at / "in").rmdir()
     assert not any(mount.source.iterdir())
