@@ -284,6 +284,8 @@ def compare(
     different_hosts: Annotated[
         bool, typer.Option("--different-hosts", help="Compare although the hosts differ.")
     ] = False,
+    html: Annotated[Path | None, typer.Option(help="Also as a page, at this path.")] = None,
+    lang: Annotated[str, typer.Option(help="The page's language: tr, zh or en.")] = "en",
     as_json: Json = False,
 ) -> None:
     """Compare two runs with the statistics of one; refuses runs of different hosts."""
@@ -294,6 +296,10 @@ def compare(
         RunDir.open(first), RunDir.open(second), allow_different_hosts=different_hosts
     )
     typer.echo(_json(result) if as_json else comparison.text(result))
+    if html is not None:
+        from kvlab.report import comparison as page
+
+        typer.echo(str(page.write(result, html, lang=lang)), err=as_json)
 
 
 @app.command(epilog="Example: kvlab predict dgx-spark --json")

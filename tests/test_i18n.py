@@ -15,7 +15,7 @@ from markupsafe import Markup
 from kvlab import i18n, notebook_page, report
 from kvlab.errors import UsageError
 from kvlab.i18n import TextError
-from kvlab.report import index, layout
+from kvlab.report import comparison, index, layout
 from kvlab.report.layout import TEMPLATES
 from kvlab.report.others import Other
 from tests.report import cases
@@ -91,6 +91,13 @@ def test_every_sentence_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
             report.render(summary, genre=genre, lang="en")
     failed = [{"cell": 1, "what": what} for what in ("died", "never ran", "E: e")]
     notebook_page.of_notebook(_empty_notebook(), failed, "n", "en")
+    compared = {"runs": ["a", "b"], "same_host": False, "verdicts": [{"status": "proven"}] * 2}
+    figures = {
+        "arms": [{"arms": ["baseline", "baseline"], "median_ms": [1.0, 2.0]}],
+        "speedup": [{"value": 1.0}, None],
+    }
+    for more in ({"settings": {}}, {"settings": {"a": {"first": 1, "second": 2}}, **figures}):
+        comparison.render({**compared, **more})
     for told in ([], [index.Entry({"run": "r"}, {})]):
         index.render(told, Path())
     assert used == set(i18n.catalogue("en"))
