@@ -12,7 +12,7 @@ from typing import Any
 from kvlab import counters, evidence, stats
 from kvlab.invariants import Facts, servers, stores
 from kvlab.invariants import requests as conditions
-from kvlab.records import RequestRecord
+from kvlab.records import Event, RequestRecord
 from kvlab.units import ns_to_ms
 
 Caution = dict[str, Any]
@@ -25,6 +25,8 @@ SLOW_SEND = 0.05
 """Handing a request to the socket may take this share of its TTFT …"""
 SLOW_SENDS_MAX = 0.1
 """… in fewer than this share of the requests."""
+CLOCK_DROP = 0.1
+"""A clock may be lower by this share between two rounds before it is said."""
 BUFFERED_TOKENS = 8
 BUFFERED_MS = 0.2
 """No engine makes so many tokens at less than this distance: something held them back."""
@@ -52,6 +54,8 @@ def check(
         arms_differ(facts),
         fixed_order(facts),
         proxies(manifest),
+        clock_dropped(facts),
+        slowed(facts),
         attached(facts, manifest),
         logged(facts),
         unknown_versions(facts),
@@ -292,6 +296,58 @@ def proxies(manifest: Mapping[str, Any]) -> Iterator[Caution]:
             f"proxy variables are set ({', '.join(sorted(names))}); kvlab ignored them",
             names=sorted(names),
         )
+
+
+def clock_dropped(facts: Facts) -> Iterator[Caution]:
+    """A processor or GPU that was slower at the end of one round than at the end of another.
+
+    Only ends are compared: there the machine has just been busy.
+    """
+    ends: dict[str, list[tuple[float, str]]] = {}
+    for event in _conditions(facts):
+        place = f"{event.scenario}, repeat {event.repeat}, {event.round}"
+        for name, clock in _clocks(event.detail):
+            if event.detail.get("moment") == "end" and event.round in evidence.ROUNDS:
+                ends.setdefault(name, []).append((clock, place))
+    for name, seen in ends.items():
+        (low, place), (high, _) = min(seen), max(seen)
+        if low < (1 - CLOCK_DROP) * high:
+            yield _caution(
+                "clock-dropped",
+                f"{name} ran at {low:,.0f} MHz at the end of {place}, and at up to {high:,.0f} MHz"
+                " at the end of other rounds: times of these rounds may differ for that reason",
+                name=name,
+                low_mhz=low,
+                high_mhz=high,
+                place=place,
+            )
+
+
+def _conditions(facts: Facts) -> list[Event]:
+    return [event for event in facts.events if event.kind == "condition"]
+
+
+def _clocks(detail: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The clock of the fastest core, and of every GPU, as far as they are known."""
+    cpu = detail.get("cpu_mhz") or {}
+    if cpu.get("max"):
+        yield "CPU", float(cpu["max"])
+    for number, one in enumerate(detail.get("gpus") or []):
+        if one.get("clock_mhz"):
+            yield f"GPU {number}", float(one["clock_mhz"])
+
+
+def slowed(facts: Facts) -> Iterator[Caution]:
+    """GPUs that said why they were slower than they can be."""
+    reasons = {
+        reason
+        for event in _conditions(facts)
+        for one in event.detail.get("gpus") or []
+        for reason in one.get("slowed") or []
+    }
+    if reasons:
+        named = ", ".join(sorted(reasons))
+        yield _caution("gpu-slowed", f"a GPU lowered its clock: {named}", reasons=sorted(reasons))
 
 
 def attached(facts: Facts, manifest: Mapping[str, Any]) -> Iterator[Caution]:

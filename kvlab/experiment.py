@@ -320,7 +320,8 @@ def _manifest(
 ) -> dict[str, Any]:
     runs.mkdir(parents=True, exist_ok=True)
     arms = (recipe.control or ()) if control else recipe.chosen_arms(chosen)
-    facts = host.facts(runs)
+    l2 = chosen.cache.l2
+    facts = host.facts(runs, Path(l2.base_path) if l2 and l2.base_path and chosen.fresh else None)
     return {
         "run": rundir.run_id(experiment, chosen.name, chosen.sha256, datetime.now(UTC)),
         "kvlab_version": __version__,

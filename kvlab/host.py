@@ -8,7 +8,7 @@ import fcntl
 import os
 import platform
 import re
-import subprocess
+import statistics
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from kvlab import __version__
+from kvlab import __version__, gpu
 from kvlab.errors import HostBusy
 from kvlab.rundir import sha256_json
 from kvlab.units import GIB
@@ -31,15 +31,18 @@ FLAGS = (
 STABLE = ("system", "machine", "cpu", "memory_gib", "gpus", "limits")
 """The parts of the facts that make a host the same host; see ``fingerprint``."""
 
-GPU_QUERY_S = 5.0
+ENGINES = ("docker", "podman")
+_SYS = Path("/sys")
+_PROC = Path("/proc")
 _PROXY = re.compile(r"(?:https?|ftp|all|no)_proxy", re.IGNORECASE)
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def facts(path: Path | None = None) -> dict[str, Any]:
-    """What is known of the machine, as JSON values; ``path`` adds the disk that it lies on.
+def facts(path: Path | None = None, l2: Path | None = None) -> dict[str, Any]:
+    """What is known of the machine, as JSON values; a fact that it does not tell is None.
 
-    A fact that the machine does not tell is None. Of proxy variables only the names are kept.
+    ``path`` adds the disk that it lies on, ``l2`` the one of the L2 folder where that is set. No
+    host name, serial number or address is among the facts, and of proxy variables only the names.
     """
     memory = psutil.virtual_memory()
     known: dict[str, Any] = {
@@ -47,8 +50,11 @@ def facts(path: Path | None = None) -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu": _cpu(),
         "memory_gib": round(memory.total / GIB, 1),
-        "gpus": _gpus(),
+        "gpus": gpu.facts(),
         "limits": _limits(),
+        "numa": _numa(),
+        "virtual": _virtual(),
+        "container_engine": _container_engine(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "kvlab": __version__,
@@ -61,9 +67,32 @@ def facts(path: Path | None = None) -> dict[str, Any]:
             "swap_used_gib": round(psutil.swap_memory().used / GIB, 1),
         },
     }
-    if path is not None:
-        known["disk"] = _disk(path)
+    for name, place in (("disk", path), ("l2_disk", l2)):
+        if place is not None:
+            known[name] = _disk(place)
     return known
+
+
+def condition() -> dict[str, Any]:
+    """How fast, hot and loaded the machine is now; what cannot be read is None.
+
+    Keys: ``cpu_mhz`` (``median``, ``max`` over the cores), ``cpu_governor``, ``cpu_temperature_c``
+    (the hottest sensor), ``cpu_energy_uj`` (counters of the packages, added up), and ``gpus``, see
+    ``gpu.now``. Takes as long as the GPUs' own tools do.
+    """
+    clocks = _cpu_clocks()
+    energies = [_whole(_read(one)) for one in _SYS.glob("class/powercap/*-rapl:?/energy_uj")]
+    known = [energy for energy in energies if energy is not None]
+    heats = [_whole(_read(one)) for one in _SYS.glob("class/thermal/thermal_zone*/temp")]
+    return {
+        "cpu_mhz": {"median": round(statistics.median(clocks)), "max": round(max(clocks))}
+        if clocks
+        else None,
+        "cpu_governor": _read(_SYS / "devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "cpu_temperature_c": max((h / 1000 for h in heats if h is not None), default=None),
+        "cpu_energy_uj": sum(known) if known and len(known) == len(energies) else None,
+        "gpus": gpu.now(),
+    }
 
 
 def fingerprint(known: dict[str, Any]) -> str:
@@ -76,11 +105,9 @@ def fingerprint(known: dict[str, Any]) -> str:
 
 def _cpu() -> dict[str, Any]:
     fields: dict[str, str] = {}
-    with contextlib.suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        for line in text.splitlines():
-            key, _, value = line.partition(":")
-            fields.setdefault(key.strip().lower(), value.strip())
+    for line in (_read(_PROC / "cpuinfo") or "").splitlines():
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip().lower(), value.strip())
     present = set((fields.get("flags") or fields.get("features") or "").split())
     return {
         "model": fields.get("model name") or platform.processor() or None,
@@ -117,30 +144,64 @@ def _cgroup(*names: str) -> str | None:
     return None
 
 
-def _gpus() -> list[dict[str, Any]] | None:
-    """The GPUs that nvidia-smi lists; an empty list without one, None when it does not answer."""
-    query = "--query-gpu=name,memory.total,driver_version"
-    try:
-        done = subprocess.run(  # found on the user's own PATH
-            ["nvidia-smi", query, "--format=csv,noheader,nounits"],  # noqa: S607
-            capture_output=True,
-            text=True,
-            timeout=GPU_QUERY_S,
-            check=True,
+def _numa() -> list[dict[str, Any]] | None:
+    """The memory nodes with their processors and size; None where the system does not tell."""
+    folders = sorted(
+        (_SYS / "devices/system/node").glob("node[0-9]*"), key=lambda one: int(one.name[4:])
+    )
+    nodes = []
+    for folder in folders:
+        total = re.search(r"MemTotal:\s*(\d+) kB", _read(folder / "meminfo") or "")
+        nodes.append(
+            {
+                "node": int(folder.name[4:]),
+                "cpus": _read(folder / "cpulist") or None,
+                "memory_gib": round(int(total[1]) * 1024 / GIB, 1) if total else None,
+            }
         )
-    except FileNotFoundError:
-        return []
-    except (OSError, subprocess.SubprocessError):
+    return nodes or None
+
+
+def _virtual() -> bool | None:
+    """Whether the processor says that it is a virtual machine's; None where it does not tell."""
+    text = _read(_PROC / "cpuinfo")
+    flags = re.search(r"^flags\s*:(.*)$", text or "", re.MULTILINE)
+    return "hypervisor" in flags[1].split() if flags else None
+
+
+def _container_engine() -> dict[str, str] | None:
+    """Name and version of the container engine's client; None without one."""
+    for name in ENGINES:
+        said = gpu.run([name, "--version"])
+        version = re.search(r"\d+\.\d+[\w.+-]*", said or "")
+        if version:
+            return {"name": name, "version": version[0].rstrip(".,")}
+    return None
+
+
+def _cpu_clocks() -> list[float]:
+    """The clock of every core in MHz, as the governor reads it, else as the processor states it."""
+    files = _SYS.glob("devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq")
+    scaled = [khz / 1000 for one in files if (khz := _whole(_read(one))) is not None]
+    if scaled:
+        return scaled
+    text = _read(_PROC / "cpuinfo") or ""
+    return [float(mhz) for mhz in re.findall(r"^cpu MHz\s*:\s*([\d.]+)", text, re.MULTILINE)]
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
         return None
-    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
-    return [
-        {"name": name, "memory_mib": int(mib) if mib.isdigit() else None, "driver": driver}
-        for name, mib, driver in (row for row in rows if len(row) == 3)
-    ]
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and text.lstrip("-").isdigit() else None
 
 
 def _disk(path: Path) -> dict[str, Any]:
-    """The mount that holds a path: file system, device, total and free space."""
+    """The mount that holds a path: file system, device and its model, total and free space."""
     place = path.resolve()
     while not place.exists():
         place = place.parent
@@ -155,8 +216,30 @@ def _disk(path: Path) -> dict[str, Any]:
     return {
         "filesystem": found[1].fstype if found else None,
         "device": found[1].device if found else None,
+        **_drive(place),
         "total_gib": round(usage.total / GIB, 1),
         "free_gib": round(usage.free / GIB, 1),
+    }
+
+
+def _drive(place: Path) -> dict[str, Any]:
+    """Model and kind of the block device below a path; None where there is none, or many."""
+    number = place.stat().st_dev
+    folder = _SYS / f"dev/block/{os.major(number)}:{os.minor(number)}"
+    try:
+        folder = folder.resolve(strict=True)
+    except OSError:
+        return {"model": None, "rotational": None}
+    if (folder / "partition").exists():
+        folder = folder.parent
+    below = sorted((folder / "slaves").glob("*")) if (folder / "slaves").is_dir() else []
+    if len(below) == 1:  # a mapped device on one drive
+        mapped = below[0].resolve()
+        folder = mapped.parent if (mapped / "partition").exists() else mapped
+    rotational = _read(folder / "queue/rotational")
+    return {
+        "model": _read(folder / "device/model"),
+        "rotational": {"0": False, "1": True}.get(rotational or ""),
     }
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from kvlab import cautions, counters, summary
-from kvlab.records import RequestRecord
+from kvlab.records import Event, RequestRecord
+from kvlab.rundir import RunDir
 from tests.builders import (
     Edit,
     both,
@@ -232,6 +233,48 @@ def test_an_order_that_never_changes(tmp_path: Path) -> None:
     found = said(tmp_path, both(first), repeats=3)
     assert found["fixed-order"]["values"] == {"arm": "baseline"}
     assert "fixed-order" not in said(tmp_path / "b", repeats=1)
+
+
+def clocked(mhz: float, gpu_mhz: float | None = None, **where: Any) -> Event:
+    gpus = [{"name": "G", "clock_mhz": gpu_mhz, "slowed": where.pop("slowed", None)}]
+    values = {"moment": "end", "cpu_mhz": {"median": 1, "max": mhz}, "gpus": gpus}
+    place = {"scenario": "lmcache", "repeat": 1, "round": "measure", **where}
+    return Event(at_ns=1, kind="condition", detail=values, **place)
+
+
+def conditions(tmp_path: Path, *events: Event) -> list[dict[str, Any]]:
+    run = make_run(tmp_path)
+    run.reopen()
+    for event in events:
+        run.append(event)
+    run.seal()
+    found = summary.summarise(RunDir.open(run.path))["cautions"]
+    return [c for c in found if c["id"] in ("clock-dropped", "gpu-slowed")]
+
+
+def test_a_clock_that_dropped_between_rounds(tmp_path: Path) -> None:
+    (found,) = conditions(
+        tmp_path,
+        clocked(2600, 2400, scenario="baseline"),
+        clocked(2500, 650),
+        clocked(100, 100, round="warmup"),
+    )
+    assert found["values"] == {
+        "name": "GPU 0",
+        "low_mhz": 650.0,
+        "high_mhz": 2400.0,
+        "place": "lmcache, repeat 1, measure",
+    }
+
+
+def test_clocks_that_differ_little_or_are_unknown_are_no_caution(tmp_path: Path) -> None:
+    assert conditions(tmp_path, clocked(2600, 2400), clocked(2350, None)) == []
+
+
+def test_a_gpu_that_lowered_its_own_clock(tmp_path: Path) -> None:
+    (found,) = conditions(tmp_path, clocked(2600, 2400, slowed=["power cap"]))
+    assert found["id"] == "gpu-slowed"
+    assert found["values"] == {"reasons": ["power cap"]}
 
 
 def test_proxy_variables(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ def test_facts_are_json_and_complete(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "secret" not in json.dumps(known)
     assert len(known["now"]["load_average"]) == 3
     assert "disk" not in host.facts()
+    assert host.facts(None, tmp_path)["l2_disk"]["filesystem"]
 
 
 def test_the_fingerprint_knows_the_machine_and_not_the_moment() -> None:
@@ -44,38 +47,6 @@ def test_the_fingerprint_knows_the_machine_and_not_the_moment() -> None:
     slightly = {**known, "memory_gib": known["memory_gib"] // 1 + 0.1}
     barely = {**known, "memory_gib": known["memory_gib"] // 1 + 0.3}
     assert host.fingerprint(slightly) == host.fingerprint(barely)
-
-
-def smi(folder: Path, body: str) -> None:
-    script = folder / "nvidia-smi"
-    script.write_text(f"#!/bin/sh\n{body}\n")
-    script.chmod(0o755)
-
-
-@pytest.mark.parametrize(
-    ("body", "gpus"),
-    [
-        (
-            "echo 'NVIDIA GB10, [N/A], 580.95'\necho 'NVIDIA X, 81559, 580.95'",
-            [
-                {"name": "NVIDIA GB10", "memory_mib": None, "driver": "580.95"},
-                {"name": "NVIDIA X", "memory_mib": 81559, "driver": "580.95"},
-            ],
-        ),
-        ("exit 9", None),
-        ("exec sleep 60", None),
-    ],
-)
-def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, gpus: Any) -> None:
-    smi(tmp_path, body)
-    monkeypatch.setattr(host, "GPU_QUERY_S", 2.0 if "sleep" not in body else 0.2)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert host._gpus() == gpus
-
-
-def test_no_gpu_is_an_empty_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert host._gpus() == []
 
 
 def test_limits_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +63,155 @@ def test_limits_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "memory.max").write_text("9223372036854771712\n")
     assert host._limits()["cpu_quota"] is None
     assert host._limits()["memory_gib"] is None
+
+
+IDENTIFYING = {"hostname", "serial", "uuid", "id", "mac", "address", "node_name"}
+
+
+def keys(tree: Any) -> Iterator[str]:
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield str(key)
+            yield from keys(value)
+    elif isinstance(tree, list):
+        for one in tree:
+            yield from keys(one)
+
+
+def test_nothing_in_the_facts_names_this_very_machine(tmp_path: Path) -> None:
+    known = host.facts(tmp_path, tmp_path)
+    assert not {k for k in keys(known) if set(k.lower().split("_")) & IDENTIFYING}
+    shown = json.dumps(known)
+    for place in ("/etc/machine-id", "/sys/class/dmi/id/product_uuid"):
+        if Path(place).exists():
+            secret = Path(place).read_text().strip()
+            assert not secret or secret not in shown
+    name = socket.gethostname()
+    assert len(name) < 8 or name not in shown
+
+
+def test_the_fingerprint_survives_a_reboot_and_an_update_of_kvlab() -> None:
+    """It is made of the same facts as in runs of earlier versions."""
+    manifest = json.loads(
+        next((Path(__file__).parents[1] / "data/sample").rglob("manifest.json")).read_text()
+    )
+    assert host.fingerprint(manifest["host"]) == manifest["fingerprint"]
+    later = {
+        **manifest["host"],
+        "kernel": "99",
+        "numa": [{"node": 0}],
+        "container_engine": {"name": "docker", "version": "99"},
+        "virtual": True,
+        "l2_disk": {"model": "another"},
+    }
+    assert host.fingerprint(later) == manifest["fingerprint"]
+
+
+# What the system's files say
+
+
+def system(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.fixture
+def sys_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(host, "_SYS", tmp_path / "sys")
+    monkeypatch.setattr(host, "_PROC", tmp_path / "proc")
+    return tmp_path
+
+
+def test_memory_nodes(sys_: Path) -> None:
+    assert host._numa() is None
+    meminfo = "Node 0 MemTotal:       16307348 kB\nNode 0 MemFree:         1 kB\n"
+    system(
+        sys_ / "sys/devices/system/node",
+        {
+            "node0/meminfo": meminfo,
+            "node0/cpulist": "0-9\n",
+            "node10/meminfo": "",
+            "node10/cpulist": "\n",
+            "node2/cpulist": "10-19",
+        },
+    )
+    assert host._numa() == [
+        {"node": 0, "cpus": "0-9", "memory_gib": 15.6},
+        {"node": 2, "cpus": "10-19", "memory_gib": None},
+        {"node": 10, "cpus": None, "memory_gib": None},
+    ]
+
+
+def test_what_the_machine_does_now(sys_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvlab.gpu.now", list)
+    nothing = {"cpu_mhz": None, "cpu_governor": None, "cpu_temperature_c": None}
+    assert host.condition() == {**nothing, "cpu_energy_uj": None, "gpus": []}
+    system(sys_ / "proc", {"cpuinfo": "cpu MHz\t\t: 2596.0\ncpu MHz\t\t: 2600.4\n"})
+    assert host.condition()["cpu_mhz"] == {"median": 2598, "max": 2600}
+    system(
+        sys_ / "sys",
+        {
+            "devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": "800000",
+            "devices/system/cpu/cpu1/cpufreq/scaling_cur_freq": "3400000",
+            "devices/system/cpu/cpu0/cpufreq/scaling_governor": "schedutil\n",
+            "class/thermal/thermal_zone0/temp": "41000",
+            "class/thermal/thermal_zone1/temp": "63500",
+            "class/powercap/intel-rapl:0/energy_uj": "100",
+            "class/powercap/intel-rapl:1/energy_uj": "23",
+        },
+    )
+    assert host.condition() == {
+        "cpu_mhz": {"median": 2100, "max": 3400},
+        "cpu_governor": "schedutil",
+        "cpu_temperature_c": 63.5,
+        "cpu_energy_uj": 123,
+        "gpus": [],
+    }
+
+
+def test_the_drive_below_a_folder(sys_: Path, tmp_path: Path) -> None:
+    number = tmp_path.stat().st_dev
+    link = sys_ / f"sys/dev/block/{os.major(number)}:{os.minor(number)}"
+    assert host._drive(tmp_path) == {"model": None, "rotational": None}
+    system(
+        sys_ / "sys/devices/nvme0n1",
+        {
+            "device/model": "Samsung SSD 9100 PRO 2TB    \n",
+            "queue/rotational": "0\n",
+            "nvme0n1p2/partition": "2",
+        },
+    )
+    link.parent.mkdir(parents=True)
+    link.symlink_to(sys_ / "sys/devices/nvme0n1/nvme0n1p2")
+    found = {"model": "Samsung SSD 9100 PRO 2TB", "rotational": False}
+    assert host._drive(tmp_path) == found
+    system(sys_ / "sys/devices/dm-0", {"dm/name": "root", "queue/rotational": "0"})
+    (sys_ / "sys/devices/dm-0/slaves").mkdir()
+    (sys_ / "sys/devices/dm-0/slaves/nvme0n1p2").symlink_to(sys_ / "sys/devices/nvme0n1/nvme0n1p2")
+    link.unlink()
+    link.symlink_to(sys_ / "sys/devices/dm-0")
+    assert host._drive(tmp_path) == found
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        (
+            "Docker version 28.2.2, build e6534b4",
+            {"name": "docker", "version": "28.2.2"},
+        ),
+        (
+            "Docker version 20.10.24+dfsg1, build 297e128",
+            {"name": "docker", "version": "20.10.24+dfsg1"},
+        ),
+        ("", None),
+    ],
+)
+def test_the_container_engine(said: str, found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvlab.gpu.run", lambda command: said if command[0] == "docker" else "")
+    assert host._container_engine() == found
 
 
 def test_two_measurements_at_a_time_are_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "kvlab"
 SHARED = {
-    *("errors", "units", "records", "rundir", "profile", "counters", "disk", "host"),
+    *("errors", "units", "records", "rundir", "profile", "counters", "disk", "host", "gpu"),
     *("environment", "model", "plain_yaml", "progress", "agenda", "shapes", "sizing.model"),
 }
 MEASURING = {

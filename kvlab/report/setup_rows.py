@@ -106,6 +106,7 @@ class SetupRows:
             ("cores", get(cpu, "threads")),
             ("memory", None if memory is None else f"{self.text.plain_number(memory)} GiB"),
             ("gpu", _named(host.get("gpus"))),
+            ("disk", _disk(host.get("l2_disk") or host.get("disk"))),
             ("os", _words(host.get("system"), host.get("machine"))),
             ("kernel", host.get("kernel")),
             ("python", host.get("python")),
@@ -166,6 +167,11 @@ def _named(items: Any) -> str | None:
     return ", ".join(
         str(item.get("name", item)) if isinstance(item, dict) else str(item) for item in items
     )
+
+
+def _disk(disk: Any) -> str | None:
+    """Model and file system of the disk that holds the records, as far as they are known."""
+    return _words(get(disk, "model"), get(disk, "filesystem"))
 
 
 def _words(*parts: Any) -> str | None:

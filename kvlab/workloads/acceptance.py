@@ -301,6 +301,7 @@ class _Round:
     async def __aenter__(self) -> _Round:
         await self.arm.scrape(f"{self.name}:start")
         self.arm.state(self.name)
+        await self.arm.condition(self.name, "start")
         self.arm.event("round_started", self.name)
         return self
 
@@ -308,6 +309,7 @@ class _Round:
         self.arm.event("round_ended", self.name, resets=dict(self._resets))
         self.arm.state(self.name)
         if problem[0] is None:
+            await self.arm.condition(self.name, "end")
             await self.arm.scrape(f"{self.name}:end")
 
     async def ask(self, question: Question, name: str | None = None) -> RequestRecord:

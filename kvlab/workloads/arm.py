@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
-from kvlab import client, prompts
+from kvlab import client, host, prompts
 from kvlab.client import Question
 from kvlab.errors import MeasurementError
 from kvlab.profile import Profile
@@ -100,6 +100,7 @@ class Arm:
         await self.scrape(f"{round_name}:start")
         self.state(round_name)
         self.usage(round_name)
+        await self.condition(round_name, "start")
         self.event("round_started", round_name, contexts=count)
         round_ends_ns = now_ns() + int(self.profile.timeouts.round_s * NS_PER_S)
         numbered = iter(enumerate(asked))
@@ -116,6 +117,7 @@ class Arm:
             for slot in slots:
                 slot.cancel()
             self.event("round_ended", round_name)
+        await self.condition(round_name, "end")
         await self.drain(round_name)
         await self.scrape(f"{round_name}:end")
         self.usage(round_name)
@@ -195,6 +197,12 @@ class Arm:
         """Write down the memory and processor time of every server's processes."""
         processes = [asdict(one) for one in self.stack.usage()]
         self.event("usage", round_name, processes=processes)
+
+    async def condition(self, round_name: str, moment: str) -> None:
+        """Write down clocks, power and heat of the machine, unless the servers run elsewhere."""
+        if self.profile.fresh:
+            detail = await asyncio.to_thread(host.condition)
+            self.event("condition", round_name, moment=moment, **detail)
 
     def event(self, kind: str, round_name: str | None = None, **detail: object) -> None:
         """Write down that something happened to this launch."""
