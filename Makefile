@@ -44,7 +44,7 @@ test-fast: env ## the tests that need no engine, no container and no browser
 smoke: engine ## one repeat of the A/B on the embedded engine
 	$(KVLAB) run two-round smoke
 
-reproduce: engine $(if $(filter embedded-docker,$(PROFILE)),image) ## run every experiment on PROFILE and write the reports
+reproduce: $(if $(filter dgx-spark,$(PROFILE)),env,engine) $(if $(filter embedded-docker,$(PROFILE)),image) ## run every experiment on PROFILE and write the reports
 	$(KVLAB) reproduce $(PROFILE)
 
 report: env ## render the reports of RUN again

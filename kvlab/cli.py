@@ -36,6 +36,9 @@ Set = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Runs = Annotated[Path, typer.Option(help="Where run folders are kept.")]
 L2Path = Annotated[Path, typer.Argument(help="The folder of an L2 adapter.")]
+Pull = Annotated[
+    bool, typer.Option("--pull", help="Fetch the profile's container image first; else never.")
+]
 RUNS = Path("data/runs")
 MODELS = Path(os.environ.get("KVLAB_MODELS", "data/models"))
 disk = typer.Typer(
@@ -187,6 +190,7 @@ def run(
         bool, typer.Option("--control", help="Compare the baseline with itself (A/A).")
     ] = False,
     runs: Runs = RUNS,
+    pull: Pull = False,
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
@@ -197,6 +201,8 @@ def run(
     overrides = _overrides(set_)
     if repeats is not None:
         overrides[f"experiments.{experiment.replace('-', '_')}.repeats"] = repeats
+    if pull:
+        _pull(profile, overrides)
     folder = experiments.run(
         experiment, profile, overrides=overrides, runs=runs, resume=resume, control=control
     )
@@ -326,11 +332,14 @@ def reproduce(
     lang: Annotated[str, typer.Option(help="Languages of the reports.")] = "tr,zh,en",
     runs: Runs = RUNS,
     reports: Annotated[Path, typer.Option(help="Where the pages go.")] = Path("reports"),
+    pull: Pull = False,
     set_: Set = None,
 ) -> None:
     """Run every notebook on the profile and write the reports; exit 1 unless all is well."""
     from kvlab import reproduce as reproduction
 
+    if pull:
+        _pull(profile, _overrides(set_))
     outcome = reproduction.reproduce(
         profile,
         experiments=experiment or tuple(reproduction.MEASURING),
@@ -356,13 +365,26 @@ def engine(
     environment.install_engine(target)
 
 
-@app.command(epilog="Example: kvlab clean")
-def clean(as_json: Json = False) -> None:
-    """Stop servers of kvlab that an earlier, killed run left behind, and free their memory."""
-    from kvlab.stack import process
+@app.command(epilog="Example: kvlab clean --dry-run")
+def clean(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list what would be stopped and removed.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Stop what killed runs of kvlab left behind: processes with their memory, and containers."""
+    from kvlab import runtime
 
-    stopped = process.sweep()
-    typer.echo(_json(stopped) if as_json else f"{len(stopped)} left-over processes stopped")
+    found = runtime.clean(dry_run=dry_run)
+    if as_json:
+        typer.echo(_json({**found, "dry_run": dry_run}))
+        return
+    processes, containers = found["processes"], found["containers"]
+    for line in (*map(str, processes), *containers):
+        typer.echo(f"  {line}")
+    done = "would be stopped" if dry_run else "stopped"
+    gone = "would be removed" if dry_run else "removed"
+    typer.echo(f"{len(processes)} left-over processes {done}, {len(containers)} containers {gone}")
 
 
 @disk.command(epilog="Example: kvlab disk inventory /mnt/nvme/lmcache-l2")
@@ -416,6 +438,12 @@ def _load(name: str, set_: list[str] | None) -> Any:
     from kvlab import profile
 
     return profile.load(name, _overrides(set_))
+
+
+def _pull(name: str, overrides: dict[str, Any]) -> None:
+    from kvlab import profile, runtime
+
+    runtime.pull(profile.load(name, overrides))
 
 
 def _overrides(set_: list[str] | None) -> dict[str, Any]:

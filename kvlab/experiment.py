@@ -169,12 +169,12 @@ async def run_async(
     if wanted:
         wanted.refuse(chosen, experiment, control)
     with host.exclusive():
-        served = wanted.prepare(chosen, runs) if wanted else None
+        prepared = wanted.prepare(chosen, runs) if wanted else {"model": None}
         _mark_dead(runs)
         if resume is not None:
             folder = _reopen(_resumable(resume, experiment))
         else:
-            manifest = _manifest(experiment, recipe, chosen, served, runs, control=control)
+            manifest = _manifest(experiment, recipe, chosen, prepared, runs, control=control)
             folder = RunDir.create(runs, manifest)
         launcher = launcher or runtime.of(chosen).launcher
         await _measure(recipe, chosen, folder, launcher(chosen, folder))
@@ -313,7 +313,7 @@ def _manifest(
     experiment: str,
     recipe: Recipe,
     chosen: Profile,
-    served: dict[str, Any] | None,
+    prepared: dict[str, Any],
     runs: Path,
     *,
     control: bool,
@@ -336,7 +336,7 @@ def _manifest(
         "clocks": [rundir.clock_anchor()],
         "host": facts,
         "fingerprint": host.fingerprint(facts),
-        "model": served,
+        **prepared,
         "connector": {
             "name": chosen.engine.connector,
             "reason": plan.CONNECTOR_REASONS[chosen.engine.connector],

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from kvlab import model
-from kvlab.errors import HostBusy, UsageError
+from kvlab.errors import EngineMissing, HostBusy, UsageError
 from kvlab.profile import Profile
 from kvlab.rundir import RunDir
-from kvlab.stack import Launch, attach, credentials, process
+from kvlab.stack import Launch, attach, credentials, leftovers, process
 from kvlab.units import byte_size
 
 Launcher = Callable[[Profile, RunDir], Launch]
@@ -26,7 +26,10 @@ class Runtime:
     """How the servers of a profile come to be, and what must be there before."""
 
     prepare: Callable[[Profile, Path], dict[str, Any]]
-    """What the manifest keeps of the model, once all is there; the path is the folder of runs."""
+    """What the manifest keeps – ``model`` and whatever else was looked up – once all is there.
+
+    The path is the folder of runs.
+    """
     launcher: Launcher
     """The ``Launch`` of one run folder."""
     refuse: Callable[[Profile, str, bool], None] = lambda profile, experiment, control: None
@@ -54,7 +57,14 @@ def prepare_here(profile: Profile, runs: Path) -> dict[str, Any]:
     """The model, built where that is needed; refuses a disk that is too small for the records."""
     served = model.ensure(profile, models_folder(runs))
     check_disk(profile, served, runs)
-    return served
+    return {"model": served}
+
+
+def prepare_containers(profile: Profile, runs: Path) -> dict[str, Any]:
+    """The container engine, the image by its digest, its GPUs, and then the model."""
+    from kvlab.stack import docker
+
+    return {**docker.prepare(profile), **prepare_here(profile, runs)}
 
 
 def check_disk(profile: Profile, served: dict[str, Any], runs: Path) -> None:
@@ -89,15 +99,64 @@ def _processes(profile: Profile, run: RunDir) -> Launch:
 def _attached(profile: Profile, runs: Path) -> dict[str, Any]:
     """The model as the profile names it; refuses credentials that are not set."""
     credentials.headers(profile)
-    return {"name": profile.model.name, "source": "attached"}
+    return {"model": {"name": profile.model.name, "source": "attached"}}
 
 
 def _attach(profile: Profile, run: RunDir) -> Launch:
     return partial(attach.launch, profile, run=run, nonce=run.manifest["nonce"])
 
 
+def _containers(profile: Profile, run: RunDir) -> Launch:
+    from kvlab.stack import docker
+
+    return partial(
+        docker.launch,
+        profile,
+        run=run,
+        gpu_holders=[one.pid for one in docker.holders(profile)],
+        models=models_folder(run.path.parent),
+        nonce=run.manifest["nonce"],
+    )
+
+
+def pull(profile: Profile) -> None:
+    """Fetch the image that the profile's containers need; UsageError where it needs none."""
+    from kvlab.stack import docker
+
+    if profile.runtime != "docker":
+        raise UsageError(
+            f"profile {profile.name} starts no containers, so there is nothing to pull",
+            hint="leave --pull out",
+        )
+    docker.pull(profile)
+
+
+def clean(*, dry_run: bool) -> dict[str, list[Any]]:
+    """What killed runs left behind: ``processes`` by pid, ``containers`` by name; all of it gone.
+
+    With ``dry_run`` it is only listed. Without a container engine there are no containers.
+    """
+    if dry_run:
+        processes = sorted(one.pid for one in leftovers.find() if one.orphan)
+    else:
+        processes = process.sweep()
+    return {"processes": processes, "containers": _clean_containers(dry_run=dry_run)}
+
+
+def _clean_containers(*, dry_run: bool) -> list[str]:
+    from kvlab.stack import containers, daemon
+
+    try:
+        engine = daemon.connect()
+    except EngineMissing:
+        return []
+    found = containers.orphans(engine) if dry_run else containers.sweep(engine)
+    return [one.name for one in found]
+
+
 RUNTIMES: dict[str, Runtime] = {
     "process": Runtime(prepare=prepare_here, launcher=_processes),
     "attach": Runtime(prepare=_attached, launcher=_attach, refuse=attach.refuse),
+    "docker": Runtime(prepare=prepare_containers, launcher=_containers),
 }
 """By the name that profiles give in ``runtime``."""

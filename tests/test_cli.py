@@ -63,7 +63,7 @@ def test_profiles_are_listed_one_line_each() -> None:
         (["plan", "--set", "oops"], "not of the form key=value", "--set workload.contexts=8"),
         (["plan", "--scenario", "both"], "there is no scenario 'both'", "baseline"),
         (["run", "tworound"], "there is no experiment 'tworound'", "two-round"),
-        (["run", "two-round", "dgx-spark"], "asks for runtime docker", "kvlab plan dgx-spark"),
+        (["run", "two-round", "smoke", "--pull"], "starts no containers", "leave --pull out"),
         (["run", "two-round", "--resume", "nowhere"], "not a run folder", "data/runs"),
         (["run", "restart", "attach"], "on an attached deployment", "two-round, acceptance"),
         (["verify", "nowhere"], "not a run folder", "data/runs"),

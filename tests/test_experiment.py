@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvlab import client, experiment, profile, runtime, summary, verify
-from kvlab.errors import KvlabError, MeasurementError, RunFolderError, UsageError
+from kvlab.errors import EngineMissing, KvlabError, MeasurementError, RunFolderError
 from kvlab.profile import Profile
 from kvlab.rundir import RunDir
 from kvlab.stack import Launch
@@ -317,9 +317,13 @@ async def test_a_second_run_on_the_same_machine_is_refused(
     assert not (tmp_path / "runs").exists()
 
 
-async def test_runtimes_that_are_not_there_yet_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="asks for runtime docker"):
+async def test_without_a_container_engine_nothing_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    with pytest.raises(EngineMissing, match="no container engine answers"):
         await experiment.run_async("two-round", "dgx-spark", runs=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_arms_alternate_abba() -> None:

@@ -28,13 +28,16 @@ class ContainerServer(Server):
         *,
         engine: Daemon,
         image: Image,
-        on_usage: Callable[[str, Mapping[str, Any]], None],
+        tell: Callable[..., None],
+        made: str | None = None,
     ):
+        """``tell(kind, **detail)`` writes an event; ``made`` is that of ``containers.config``."""
         super().__init__(service, run_id, log)
         self.engine = engine
         self.image = image
         self.id: str | None = None
-        self._on_usage = on_usage
+        self._tell = tell
+        self._made = made
 
     def _program(self) -> list[str]:
         return [sys.executable, "-P", "-m", keeper.__name__]
@@ -52,7 +55,7 @@ class ContainerServer(Server):
             remove=[],
             name=self.name,
             image=self.image.reference,
-            config=containers.config(self.service, self.image, self.mark),
+            config=containers.config(self.service, self.image, self.mark, made=self._made),
         )
 
     def _sweep(self) -> None:
@@ -63,13 +66,17 @@ class ContainerServer(Server):
         match report["event"]:
             case "started":
                 self.id = report["id"]
+                self._tell("container_started", name=self.name, **self.facts())
             case "restarted":
                 self.pid, self.started = report["pid"], report["started"]
                 self.trouble = "the container engine has started it again"
             case "exited":
                 self.trouble = report["trouble"] or self.trouble
             case "usage":
-                self._on_usage(self.name, {k: v for k, v in report.items() if k != "event"})
+                used = {key: value for key, value in report.items() if key != "event"}
+                self._tell("container_usage", name=self.name, **used)
+            case "left":
+                self._tell("left_behind", container=report["container"], error=report["error"])
 
     def tree(self) -> list[int] | None:
         """The pids of the container's processes; None where the engine runs elsewhere."""

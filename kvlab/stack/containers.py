@@ -28,11 +28,15 @@ HOST, KEEPER = "kvlab.host", "kvlab.keeper"
 """Whose the container is: a machine and its boot, and there a process with its start."""
 GONE_S = 30.0
 """How long a removal may take until the name is free again."""
+REMOVE_S = 300.0
 POLL_S = 0.1
 
 
-def config(service: Service, image: Image, mark: str) -> dict[str, Any]:
-    """The body of the engine's call that creates the service's container. Pure."""
+def config(service: Service, image: Image, mark: str, *, made: str | None = None) -> dict[str, Any]:
+    """The body of the engine's call that creates the service's container. Pure.
+
+    ``made`` is the one volume whose folder the engine makes where it is missing.
+    """
     container = service.container
     assert container is not None
     limits = service.limits
@@ -52,7 +56,8 @@ def config(service: Service, image: Image, mark: str) -> dict[str, Any]:
             "ShmSize": _bytes(limits.shm_size),
             "Memory": _bytes(limits.memory),
             "MemorySwap": _bytes(limits.memory_swap),
-            "Mounts": [_mount(volume) for volume in service.volumes],
+            "Mounts": [_mount(volume) for volume in service.volumes if volume != made],
+            "Binds": [made] if made in service.volumes else [],
             "DeviceRequests": device_requests(container.gpus),
             "RestartPolicy": {"Name": "no"},
         },
@@ -110,7 +115,7 @@ class Found:
             return True  # made before this machine was started again
         pid, _, ticks = self.keeper.partition(":")
         keeper = guard.stat(pid) if pid.isdigit() else None
-        return keeper is None or str(keeper.start_ticks) != ticks
+        return keeper is None or keeper.state in "ZX" or str(keeper.start_ticks) != ticks
 
 
 def this_host() -> str:
@@ -208,3 +213,40 @@ def clear_names(engine: Daemon, names: Iterable[str]) -> list[str]:
         remove(engine, one.id)
         cleared.append(name)
     return cleared
+
+
+def run_briefly(
+    engine: Daemon,
+    image: Image,
+    command: list[str],
+    host: Mapping[str, Any],
+    *,
+    limit_s: float,
+) -> tuple[int, str]:
+    """Exit code and output of a command in a container of the image, as root, without a network.
+
+    Raises docker's own APIError when it cannot be started; the container is gone in any case.
+    """
+    labels = {MARK: "briefly", ROLE: "briefly", HOST: this_host(), KEEPER: this_process()}
+    body = {
+        "Image": image.id,
+        "Entrypoint": command[:1],
+        "Cmd": command[1:],
+        "User": "0:0",
+        "Labels": labels,
+        "HostConfig": {"NetworkMode": "none", **host},
+    }
+    identity = engine.api.create_container_from_config(body, None)["Id"]
+    try:
+        engine.api.start(identity)
+        code = engine.api.wait(identity, timeout=limit_s)["StatusCode"]
+        return int(code), engine.api.logs(identity).decode("utf-8", "replace")
+    finally:
+        remove(engine, identity)
+
+
+def empty_through(engine: Daemon, image: Image, folder: str, names: Iterable[str]) -> None:
+    """Remove entries of a folder on the engine's machine as root, by a container of the image."""
+    mounts = [{"Type": "bind", "Source": folder, "Target": "/emptied", "ReadOnly": False}]
+    command = ["rm", "-rf", "--", *(f"/emptied/{name}" for name in names)]
+    run_briefly(engine, image, command, {"Mounts": mounts}, limit_s=REMOVE_S)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -76,6 +77,7 @@ def connect() -> Daemon:
     client, address = None, "the set address"
     try:
         address, tls = _endpoint()
+        _knock(address)
         options: dict[str, Any] = {"timeout": ANSWER_S, "use_ssh_client": True}
         if "DOCKER_HOST" in os.environ:
             client = docker.from_env(**options)
@@ -91,6 +93,14 @@ def connect() -> Daemon:
             "needs none",
         ) from error
     return Daemon(client, address)
+
+
+def _knock(address: str) -> None:
+    """Raise OSError when nobody listens on a local socket; docker-py would leave its own open."""
+    scheme, _, path = address.removeprefix("http+").partition("://")
+    if scheme == "unix":
+        with socket.socket(socket.AF_UNIX) as knocking:
+            knocking.connect(path)
 
 
 def _endpoint() -> tuple[str, Any]:

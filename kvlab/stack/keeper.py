@@ -28,6 +28,8 @@ ORPHAN_S = 10.0
 SILENT_S = 10.0
 """An engine that does not answer for so long counts as gone, and the container with it."""
 SAMPLE_S = 10.0
+WAIT_S = 30 * 24 * 3600
+"""Longer than any run."""
 LAST_OUTPUT_S = 2.0
 """How long the last output may take to arrive once the container has ended."""
 
@@ -83,9 +85,11 @@ class Keeper(guard.Guard):
         except daemon.UNREACHABLE as error:
             report("failed", error=f"the container engine stopped answering: {error}")
         else:
+            threading.Thread(target=self._await_end, daemon=True).start()
             self._started_at = state["StartedAt"]
             started = _epoch(self._started_at)
             report("started", pid=state["Pid"], started=started, id=self.id)
+            self._sample()
             return True
         self._remove()
         return False
@@ -104,6 +108,14 @@ class Keeper(guard.Guard):
         stream = self.engine.api.attach(self.id, stdout=True, stderr=True, stream=True)
         self._output = threading.Thread(target=_pass_on, args=(stream,), daemon=True)
         self._output.start()
+
+    def _await_end(self) -> None:
+        """Wake the keeper when the container ends, before it would look again by itself."""
+        assert self.engine is not None
+        with contextlib.suppress(*daemon.UNREACHABLE):
+            self.engine.api.wait(self.id, timeout=WAIT_S)
+        with contextlib.suppress(OSError):
+            os.write(self._woken, b".")
 
     def _reap(self) -> None:
         """Look whether the container still runs, and is the one that was started."""

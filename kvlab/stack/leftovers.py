@@ -41,7 +41,7 @@ class Leftover:
         """Its guard is gone, so nobody will stop it."""
         pid, _, ticks = self.guard.partition(":")
         found = guard.stat(pid) if pid.isdigit() else None
-        return found is None or str(found.start_ticks) != ticks
+        return found is None or found.state in "ZX" or str(found.start_ticks) != ticks
 
 
 def find(run_id: str | None = None) -> list[Leftover]:

@@ -31,7 +31,10 @@ _KNOWN: tuple[tuple[re.Pattern[str], str, str], ...] = (
         "set container.gpus: nvidia.com/gpu=all",
     ),
     (
-        re.compile(r"unresolvable CDI devices (?P<what>[^\s:]+)|CDI device injection failed"),
+        re.compile(
+            r"CDI device injection failed(?:.*CDI devices (?P<what>\S+))?"
+            r"|unresolvable CDI devices (?P<other>\S+)"
+        ),
         "the container engine knows no CDI device {what}",
         "run `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`, or set container.gpus: all",
     ),

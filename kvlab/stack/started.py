@@ -153,7 +153,7 @@ class StartedDeployment:
     async def start(self) -> None:
         """Start every server in order, each healthy and ours before the next one starts."""
         began_ns = now_ns()
-        self._event(
+        self.event(
             "launching",
             services=[server.name for server in self.servers],
             memory_available_bytes=psutil.virtual_memory().available,
@@ -181,7 +181,7 @@ class StartedDeployment:
             "model_sha256": _model_digest(self._run.manifest),
         }
         ready.refuse_contradictions(self.profile, facts, self.steps.connector)
-        self._event("ready", **self.facts)
+        self.event("ready", **self.facts)
 
     async def probe(self, nonce: str) -> None:
         """Prove, before anything is measured, that a prompt is stored and restored."""
@@ -189,7 +189,7 @@ class StartedDeployment:
         check = ready.Probe(self, self.profile, self._run.append, nonce=nonce, groups=groups)
         limit_s = 2 * self.profile.timeouts.request_s + self.profile.timeouts.drain_s + 60
         detail = await self._while_alive(self.servers, check.run(), limit_s, "the probe's end")
-        self._event("probe", **detail)
+        self.event("probe", **detail)
 
     async def _start(self, server: Server) -> None:
         service = server.service
@@ -284,14 +284,14 @@ class StartedDeployment:
         begun = [server for server in reversed(self.servers) if server.begun]
         try:
             if begun:
-                self._event("stopping")
+                self.event("stopping")
         finally:
             # Also when the disk is full and the event could not be written.
             for server in begun:
                 await server.stop(hard=self.hard_stop)
             await self._web.aclose()
         if begun:
-            self._event("stopped", **self._stopped(begun))
+            self.event("stopped", **self._stopped(begun))
 
     def _stopped(self, begun: list[Server]) -> dict[str, Any]:
         reports = {server.name: server.stop_report or {} for server in begun}
@@ -306,7 +306,8 @@ class StartedDeployment:
             "log_facts": {k: v for k, v in self.read_logs().items() if isinstance(v, dict)},
         }
 
-    def _event(self, kind: str, **detail: Any) -> None:
+    def event(self, kind: str, **detail: Any) -> None:
+        """Write down that something happened to this launch."""
         self._append(
             Event(
                 at_ns=now_ns(),
@@ -322,7 +323,7 @@ class StartedDeployment:
         detail: dict[str, Any] = {"error": error.message, "hint": error.hint}
         if error.log_tail:
             detail["log_tail"] = error.log_tail
-        self._event("failure", **detail)
+        self.event("failure", **detail)
 
     async def scrape_launch(self) -> None:
         """Write down every counter as the launch left it."""

@@ -20,8 +20,8 @@ class Usage:
     """Memory that it holds; pages that it shares with another process count for both."""
     cpu_s: float
     """Processor time since it started."""
-    files: int
-    """Open file descriptors."""
+    files: int | None
+    """Open file descriptors; None for a process of another user."""
 
 
 def of(service: str, pids: Iterable[int]) -> list[Usage]:
@@ -39,9 +39,16 @@ def of(service: str, pids: Iterable[int]) -> list[Usage]:
                         pid=pid,
                         rss_bytes=process.memory_info().rss,
                         cpu_s=times.user + times.system,
-                        files=process.num_fds(),
+                        files=_files(process),
                     )
                 )
         except psutil.Error:
             continue
     return found
+
+
+def _files(process: psutil.Process) -> int | None:
+    try:
+        return process.num_fds()
+    except psutil.AccessDenied:
+        return None
