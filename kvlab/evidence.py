@@ -231,12 +231,15 @@ class Readings:
     def __init__(self, scrapes: Sequence[Scrape]):
         self._by_place = {(s.scenario, s.repeat, s.source, s.boundary): s for s in scrapes}
 
-    def kv_tokens(self, scenario: str) -> list[int]:
-        """The size of vLLM's own cache as its metrics state it, one entry per scrape."""
+    def kv_tokens(self, scenario: str, source: str | None = None) -> list[int]:
+        """The size of vLLM's own cache as its metrics state it, one entry per scrape.
+
+        Of every server of the launch, or of the one source named.
+        """
         labels = [
             scrape.info.get("vllm:cache_config_info", {})
             for scrape in self._by_place.values()
-            if scrape.scenario == scenario
+            if scrape.scenario == scenario and source in (None, scrape.source)
         ]
         stated = [label.get("kv_cache_size_tokens", "") for label in labels]
         return [int(size) for size in stated if size.isdecimal()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvlab.invariants.facts import Facts, Invariant, weigh
@@ -48,17 +48,22 @@ def _dead(service: Mapping[str, Any]) -> str | None:
 
 def kv_equal(facts: Facts) -> Invariant:
     """vLLM's own cache has the same size in both arms, or they do not compare."""
-    sizes = {arm: kv_tokens(facts, arm) for arm in facts.plan.arms}
-    if not all(sizes.values()):
-        missing = [arm for arm, found in sizes.items() if not found]
-        return Invariant("kv-equal", None, f"unknown: KV size of {', '.join(missing)}")
-    every = [size for found in sizes.values() for size in found]
-    spread = (max(every) - min(every)) / max(every)
-    shown = " vs ".join("/".join(f"{s:,}" for s in found) for found in sizes.values())
-    if spread > facts.threshold("kv_size_diff_max"):
+    found = kv_alike(facts, {arm: kv_tokens(facts, arm) for arm in facts.plan.arms})
+    if found.holds is False:
         others = [text for key, text in arm_differences(facts) if key != "kv_cache_tokens"]
-        text = "; ".join([f"arms not comparable: KV {shown} tokens", *others])
-        return Invariant("kv-equal", False, text)
+        return Invariant(found.name, False, "; ".join([found.detail, *others]))
+    return found
+
+
+def kv_alike(facts: Facts, sizes: Mapping[str, Sequence[int]]) -> Invariant:
+    """vLLM's own cache has about the same size in every launch or instance, given by its name."""
+    missing = [name for name, found in sizes.items() if not found]
+    every = [size for found in sizes.values() for size in found]
+    if missing or not every:
+        return Invariant("kv-equal", None, f"unknown: KV size of {', '.join(missing) or 'any'}")
+    shown = " vs ".join("/".join(f"{s:,}" for s in found) for found in sizes.values())
+    if (max(every) - min(every)) / max(every) > facts.threshold("kv_size_diff_max"):
+        return Invariant("kv-equal", False, f"arms not comparable: KV {shown} tokens")
     return Invariant("kv-equal", True, f"KV {shown} tokens")
 
 

@@ -97,6 +97,9 @@ def check(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> list[Invariant]:
         served(facts, rows),
         _merged(stores.stores_drained, facts, rows),
         servers.servers_up(facts),
+        servers.kv_alike(
+            facts, {row["label"]: servers.kv_tokens(facts, row["label"]) for row in rows}
+        ),
     ]
 
 

@@ -25,6 +25,8 @@ STOPS = ("sigterm", "sigkill")
 CONTROLS = ("other-folder", "other-chunk", "other-model")
 COARSE = "coarse-batches"
 RULE_AGAIN = "rule-again"
+KILLED = (-9, 137)
+"""Exit codes of what SIGKILL ended: a process, and a container."""
 SOURCES = ("page cache", "unknown", "disk")
 """Where records were read from, the label that claims least first."""
 
@@ -393,6 +395,7 @@ def check(facts: Facts, controls: Sequence[Mapping[str, Any]]) -> list[Invariant
         records_survive(facts),
         records_whole(facts),
         same_configuration(facts),
+        stopped_as_meant(facts),
         controls_miss(controls),
         conditions.warmed_up(facts),
         servers.servers_up(facts),
@@ -518,6 +521,26 @@ def same_configuration(facts: Facts) -> Invariant:
             if before.get(name) is None
         ]
     return weigh("same-configuration", "the configuration is the same", bad, unknown)
+
+
+def stopped_as_meant(facts: Facts) -> Invariant:
+    """By their exit codes, one variant's servers were killed and the other's were not."""
+    bad, unknown, seen = [], [], []
+    for account in facts.rounds("fill"):
+        place = f"{account.scenario}, repeat {account.repeat}"
+        codes = _last(facts.events, "stopped", account.scenario, account.repeat).get("exit_codes")
+        if not codes or None in codes.values():
+            unknown.append(f"{place}: exit codes of the servers")
+            continue
+        by_force = account.scenario == "sigkill"
+        seen.append(f"{account.scenario}: {', '.join(f'{n} {code}' for n, code in codes.items())}")
+        bad += [
+            f"{place}: {name} ended with exit code {code}, "
+            + ("not by SIGKILL" if by_force else "by SIGKILL: it did not stop in order")
+            for name, code in codes.items()
+            if (code in KILLED) != by_force
+        ]
+    return weigh("stopped-as-meant", f"exit codes: {'; '.join(seen)}", bad, unknown)
 
 
 def controls_miss(controls: Sequence[Mapping[str, Any]]) -> Invariant:

@@ -40,7 +40,7 @@ def summarise(run: RunDir) -> dict[str, Any]:
             latest,
             readings,
             has_lmcache=True,
-            engine="vllm" if name.endswith(":1") else f"vllm-{name.partition(':')[2]}",
+            engine=source(int(name.partition(":")[2])),
         )
         for name in rounds(count)
     ]
@@ -121,8 +121,20 @@ def check(facts: Facts, instances: int) -> list[Invariant]:
         conservation(facts),
         first_stopped(facts),
         servers.servers_up(facts),
+        servers.kv_alike(facts, _kv_sizes(facts, instances)),
         drained(facts),
     ]
+
+
+def _kv_sizes(facts: Facts, instances: int) -> dict[str, list[int]]:
+    """The sizes of every instance's own cache, as its metrics state them."""
+    names = [source(number) for number in range(1, instances + 1)]
+    return {name: sorted(set(facts.readings.kv_tokens(LABEL, name))) for name in names}
+
+
+def source(number: int) -> str:
+    """The name under which an instance's counters are recorded."""
+    return "vllm" if number == 1 else f"vllm-{number}"
 
 
 def workers_distinct(events: Sequence[Event], instances: int) -> Invariant:

@@ -161,6 +161,7 @@ def check(
         tokens.conservation(_without_failures(facts)),
         served(facts),
         servers.servers_up(_states_of_finished(facts, finished)),
+        servers.kv_alike(facts, {LABEL: servers.kv_tokens(facts, LABEL)}),
         sampled(drifts),
     ]
 

@@ -310,7 +310,8 @@ class Guard:
             grace_s = min(LAST_GRACE_S, self.order["stop_s"])
             self._wait(lambda: not self.tree(), grace_s)
         end = time.monotonic() + KILL_PATIENCE_S
-        while (rest := self.tree()) and time.monotonic() < end:
+        # A killed server may be a zombie whose threads still end: its exit code comes only then.
+        while ((rest := self.tree()) or self.alive) and time.monotonic() < end:
             _signal(rest, signal.SIGKILL)
             time.sleep(0.02)
             self._reap()

@@ -189,7 +189,9 @@ class FakeLaunch:
         probe: bool = True,
     ) -> AbstractAsyncContextManager[FakeDeployment]:
         chosen = variant or self.profile
-        return self._launch(scenario, repeat, chosen, label or scenario, l2_path, probe=probe)
+        return self._launch(
+            scenario, repeat, chosen, label or scenario, l2_path, probe=probe, hard=hard_stop
+        )
 
     @asynccontextmanager
     async def _launch(
@@ -201,6 +203,7 @@ class FakeLaunch:
         l2_path: Path | None,
         *,
         probe: bool,
+        hard: bool,
     ) -> AsyncIterator[FakeDeployment]:
         settings = self._settings_of(chosen, label, repeat, l2_path)
         try:
@@ -212,7 +215,9 @@ class FakeLaunch:
                     yield deployment
                 finally:
                     self._event(deployment, "stopping")
-            self._event(deployment, "stopped")
+            killed = hard and settings.fault("vllm", "soft_kill") is None
+            codes = {state.name: -9 if killed else 0 for state in deployment.state()}
+            self._event(deployment, "stopped", exit_codes=codes)
         except ExitedAtStart as error:
             raise StackNotReady(
                 f"{scenario}: a fake server stopped while it started",

@@ -80,6 +80,7 @@ SHARED_FAULTS = {
     "slow_start": "listens value seconds (default 0.3) late",
     "unhealthy": "the health endpoint answers 503",
     "ignores_sigterm": "SIGTERM has no effect (process only)",
+    "soft_kill": "ends by itself where it was to be killed (FakeLaunch only)",
     "fallback_lines": "the log tells of slow fallbacks (value: the lines)",
     "counters_missing": "series whose name holds one of the words in value are not exported",
     "counters_reset": "counters start again from 0 at the scrape with the number value (default 2)",

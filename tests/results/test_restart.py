@@ -120,6 +120,28 @@ def test_records_must_survive_whole() -> None:
     assert restart.records_whole(facts([])).holds is None
 
 
+def stopped(**codes: Any) -> list[Event]:
+    """The servers' ends; both variants' exit codes unless others are given."""
+    kept = {"sigterm": {"vllm": 0, "lmcache": -15}, "sigkill": {"vllm": -9, "lmcache": 137}}
+    return [event("stopped", label, exit_codes=found) for label, found in {**kept, **codes}.items()]
+
+
+def test_sigkill_must_really_have_happened_and_sigterm_must_have_sufficed() -> None:
+    held = restart.stopped_as_meant(facts([], stopped()))
+    assert held.holds is True
+    assert held.detail.endswith("sigkill: vllm -9, lmcache 137")
+    soft = restart.stopped_as_meant(facts([], stopped(sigkill={"vllm": 0, "lmcache": -9})))
+    assert (soft.holds, soft.detail) == (
+        False,
+        "sigkill, repeat 1: vllm ended with exit code 0, not by SIGKILL",
+    )
+    deaf = restart.stopped_as_meant(facts([], stopped(sigterm={"vllm": -9, "lmcache": -15})))
+    assert (deaf.holds, "did not stop in order" in deaf.detail) == (False, True)
+    for codes in ({}, {"vllm": None}):
+        assert restart.stopped_as_meant(facts([], stopped(sigkill=codes))).holds is None
+    assert restart.stopped_as_meant(facts([])).holds is None
+
+
 def configured(**after: Any) -> list[Event]:
     fields = {"chunk_tokens": 224, "hash_algorithm": "blake3", "vllm": "1", "lmcache": "2"}
     return [

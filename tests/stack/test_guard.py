@@ -225,3 +225,25 @@ def test_a_memory_kill_is_told_from_an_exit() -> None:
     assert one._was_oom_killed() is False
     one._oom_kills = None
     assert one._was_oom_killed() is None
+
+
+ROOT = Path(__file__).resolve().parents[2]
+ALL_GONE = """
+import os, signal, subprocess, sys
+sys.path.insert(0, sys.argv[1])
+from kvlab.stack import guard
+order = {"owner": os.getppid(), "argv": [], "env": {}, "cwd": None, "stop_s": 1, "remove": []}
+own = guard.Guard(order)
+own.hard, own.tree = True, lambda: []
+own.server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.3)"])
+own._stop()
+print(own.exit_code)
+"""
+
+
+def test_it_waits_for_the_exit_code_of_a_server_whose_threads_still_end() -> None:
+    """A killed process is a zombie at once, but has no exit code before its last thread is gone."""
+    done = subprocess.run(
+        [sys.executable, "-c", ALL_GONE, str(ROOT)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "0"

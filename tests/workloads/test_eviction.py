@@ -90,6 +90,17 @@ async def test_a_fault_makes_it_invalid_and_says_which(
     assert reason in " ".join(verdict["reasons"]), verdict["reasons"]
 
 
+async def test_settings_on_caches_of_different_size_do_not_compare(
+    profile_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    """P-18: the engine's own cache, not the ratio, would be what differs."""
+    two = {**ONE, "experiments.eviction.ratios": [0.25, 0.99]}
+    smaller = Fault("kv_cache_tokens", 192, scenario="w0.5-r0.99")
+    verdict = summary.conclude(await measure(profile_file(**two), tmp_path, smaller))["verdict"]
+    assert verdict["status"] == "invalid"
+    assert "arms not comparable: KV 256 vs 192 tokens" in " ".join(verdict["reasons"])
+
+
 def test_settings_follow_from_the_profile() -> None:
     chosen = profile.load("embedded", {"experiments.eviction.watermarks": [0.2, 0.3]})
     found = eviction.settings(chosen)

@@ -104,6 +104,8 @@ async def test_the_restart_finds_what_another_process_wrote(tmp_path: Path) -> N
         (Fault("wrong_logprobs", 1.0, tokens=70, scenario="sigkill-restarted"), "fast but wrong"),
         (Fault("warm_start", tokens=70, scenario="other-chunk"), "controls-miss: other-chunk"),
         (Fault("stores_missing", 2, tokens=70, scenario="sigterm"), "never stored"),
+        (Fault("soft_kill", scenario="sigkill"), "stopped-as-meant: sigkill"),
+        (Fault("kv_cache_tokens", 192, scenario="sigkill-restarted"), "arms not comparable"),
     ],
     ids=lambda value: f"{value.name}-{value.scenario}" if isinstance(value, Fault) else "",
 )

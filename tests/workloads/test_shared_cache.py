@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kvlab import experiment, summary, verify
+from kvlab import evidence, experiment, summary, verify
 from kvlab.errors import KvlabError
-from kvlab.records import Event
+from kvlab.invariants import Facts, servers
+from kvlab.records import Event, Scrape
 from kvlab.results import shared_cache as results
 from kvlab.rundir import RunDir
+from tests import fake_stack
 from tests.fake_stack import Fault
 from tests.test_experiment import launcher, profile_file
 
@@ -99,3 +101,38 @@ def test_instances_must_be_different_workers() -> None:
     assert results.workers_distinct(ready([1, 1]), 2).holds is False
     assert results.workers_distinct(ready([1]), 2).holds is False
     assert results.workers_distinct([], 2).holds is None
+
+
+def size(source: str, tokens: int) -> Scrape:
+    info = {"vllm:cache_config_info": {"kv_cache_size_tokens": str(tokens)}}
+    return Scrape(
+        scenario="shared",
+        repeat=1,
+        boundary="launch",
+        source=source,
+        at_ns=1,
+        info=info,
+        samples={},
+    )
+
+
+@pytest.mark.parametrize(
+    ("second", "holds"), [(256, True), (254, True), (200, False), (None, None)]
+)
+def test_every_instance_has_the_same_cache_of_its_own(
+    second: int | None, holds: bool | None
+) -> None:
+    scrapes = [size("vllm", 256), *([size("vllm-2", second)] if second else [])]
+    plan = evidence.plan(
+        {"arms": ["baseline", "shared"], "profile": fake_stack.profile().as_dict()}
+    )
+    facts = Facts(
+        plan=plan,
+        accounts=[],
+        events=[],
+        readings=evidence.Readings(scrapes),
+        correctness={},
+        false_gain=None,
+    )
+    found = servers.kv_alike(facts, results._kv_sizes(facts, 2))
+    assert found.holds is holds, found.detail

@@ -108,9 +108,25 @@ async def test_a_killed_soak_keeps_its_finished_stretches_and_goes_on(
     folder = await measure(path, tmp_path, resume=place)
     found = summary.conclude(folder)
     assert found["verdict"]["status"] == "proven", found["verdict"]
+    (alike,) = [one for one in found["invariants"] if one["name"] == "kv-equal"]
+    assert alike["holds"] is True
     assert found["launches"] == 2
     assert found["measured_s"] > 2
     assert not verify.verify(folder)
+
+
+async def test_a_soak_that_goes_on_with_another_cache_size_is_none(
+    profile_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    """P-18 over a resume: two engines of different size are not one soak."""
+    path = profile_file(**SHORT)
+    with pytest.raises(KvlabError):
+        await measure(path, tmp_path, Fault("killed", **MEASURED, nth=6 + 30))
+    (place,) = (tmp_path / "runs").iterdir()
+    folder = await measure(path, tmp_path, Fault("kv_cache_tokens", 192), resume=place)
+    verdict = summary.conclude(folder)["verdict"]
+    assert verdict["status"] == "invalid"
+    assert "kv-equal: arms not comparable" in " ".join(verdict["reasons"])
 
 
 def test_the_last_stretch_is_what_is_left() -> None:
