@@ -353,6 +353,50 @@ def reproduce(
         raise typer.Exit(1)
 
 
+@app.command(epilog="Example: kvlab batch embedded-8 --dry-run")
+def batch(
+    sweep: Annotated[
+        str, typer.Argument(help="A sweep's name, or the path of a YAML file.")
+    ] = "embedded-8",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List cells, order, time and disk; start nothing.")
+    ] = False,
+    resume: Annotated[
+        Path | None, typer.Option(help="Continue this batch at its first missing visit.")
+    ] = None,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Leave out cells that cannot run.")
+    ] = False,
+    batches: Annotated[Path, typer.Option(help="Where batch folders are kept.")] = Path(
+        "data/batches"
+    ),
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Measure every cell of a sweep, a run folder each; exit 1 unless all of them finished."""
+    from kvlab.batch import sweep as sweeps
+    from kvlab.batch import visits
+    from kvlab.batch.ledger import Ledger
+
+    if dry_run:
+        chosen = sweeps.load(sweep)
+        told = visits.describe(chosen, visits.prospects(chosen, runs=runs))
+        typer.echo(_json(told) if as_json else visits.text(told))
+        if any(cell["problem"] for cell in told["cells"]):
+            raise typer.Exit(1)
+        return
+    if resume is not None:
+        outcome = visits.Outcome(Ledger.open(resume))
+    else:
+        outcome = visits.start(
+            sweeps.load(sweep), batches=batches, runs=runs, keep_going=keep_going
+        )
+    visits.carry_on(outcome, runs=runs)
+    typer.echo(outcome.text())
+    if not outcome.healthy:
+        raise typer.Exit(1)
+
+
 @app.command(epilog="Example: kvlab engine --target .venv-engine")
 def engine(
     target: Annotated[Path, typer.Option(help="Where the environment goes.")] = Path(

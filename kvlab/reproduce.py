@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kvlab import experiment, notebook, profile, progress, verdict
+from kvlab import experiment, notebook, notebook_run, profile, verdict
 from kvlab.agenda import Agenda
 from kvlab.errors import NotebookFailed, UsageError
-from kvlab.records import now_ns
 from kvlab.report import index
 from kvlab.rundir import RunDir
-from kvlab.units import ns_to_s
 
 MEASURING = {
     "two-round": "10_two_round",
@@ -34,7 +26,6 @@ MEASURING = {
 }
 """The notebook of each experiment, in the order in which they run."""
 REPORTS = {"tr": "90_report_tr", "zh": "91_report_zh", "en": "92_report_en"}
-WATCH_S = 1.0
 
 
 @dataclass(slots=True)
@@ -86,7 +77,7 @@ def reproduce(
         {name: experiment.forecast(name, chosen) for name in names},
         more_notebooks=1 + len(languages),
     )
-    preflight = _execute("00_preflight", folder, given, agenda)
+    preflight = notebook_run.execute("00_preflight", folder, given, agenda)
     outcome.pages.append(notebook.to_html(preflight, preflight.with_suffix(".html")))
     given["runs"] = str(runs.resolve())
     for name in names:
@@ -97,13 +88,13 @@ def reproduce(
                 raise
             outcome.failures[name] = str(error)
     main, *others = outcome.runs.values()
-    _move(preflight, RunDir.open(main))
+    notebook_run.keep(preflight, RunDir.open(main))
     for language in languages:
         shown = {"run": str(main), "others": [str(path) for path in others]}
-        done = _execute(REPORTS[language], folder, shown, agenda)
+        done = notebook_run.execute(REPORTS[language], folder, shown, agenda)
         page = folder / f"report-{language}.html"
         outcome.pages.append(notebook.to_html(done, page, lang=language))
-        _move(done, RunDir.open(main))
+        notebook_run.keep(done, RunDir.open(main))
     for path in outcome.runs.values():
         RunDir.open(path).seal()
     outcome.pages.append(index.write(reports, lang=languages[0]))
@@ -123,83 +114,9 @@ def _measure(
     name: str, folder: Path, given: Mapping[str, Any], agenda: Agenda, outcome: Outcome
 ) -> None:
     """Run an experiment's notebook and add what came of it to the outcome."""
-    measured = _execute(MEASURING[name], folder, given, agenda, name)
-    run = RunDir.open(_run_of(measured))
+    measured = notebook_run.execute(MEASURING[name], folder, given, agenda, name)
+    run = RunDir.open(notebook_run.run_of(measured))
     outcome.runs[name] = run.path.resolve()
     outcome.summaries[name] = run.read_summary() or {}
     outcome.pages.append(notebook.to_html(measured, measured.with_suffix(".html")))
-    _move(measured, run)
-
-
-def _execute(
-    name: str,
-    folder: Path,
-    parameters: Mapping[str, Any],
-    agenda: Agenda,
-    experiment: str | None = None,
-) -> Path:
-    """The executed notebook in ``folder``; meanwhile it is shown how far its run and all are."""
-    agenda.begin(experiment)
-    print(f"{name}: {agenda.standing().text}", flush=True)
-    began_ns = now_ns()
-    try:
-        with _progress(folder / ".progress.json", agenda):
-            return notebook.execute(notebook.find(name), folder / f"{name}.ipynb", parameters)
-    finally:
-        agenda.end(ns_to_s(now_ns() - began_ns))
-
-
-@contextmanager
-def _progress(path: Path, agenda: Agenda) -> Iterator[None]:
-    """Show what the notebook's kernel writes to ``path`` while the block runs."""
-    os.environ[progress.FILE_VARIABLE] = str(path.resolve())
-    done = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(path, done, agenda), daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()
-        os.environ.pop(progress.FILE_VARIABLE, None)
-        path.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """A forecast as the kernel told it, and time has passed since."""
-
-    share: float
-    remaining_s: float
-
-
-def _watch(path: Path, done: threading.Event, agenda: Agenda) -> None:
-    """Show what is told until the notebook is done, and once more then: its last steps count."""
-    with progress.console() as show:
-        ended = False
-        while not ended:
-            ended = done.wait(WATCH_S)
-            try:
-                state = json.loads(path.read_text(encoding="utf-8"))
-                age_s = time.time() - path.stat().st_mtime
-            except (FileNotFoundError, ValueError):
-                continue  # nothing told yet
-            agenda.learn(state["steps"])
-            left_s = max(0.0, state["remaining_s"] - age_s)
-            told = _Told(state["share"], left_s)
-            show(state["text"], told, agenda.standing(silent_s=age_s))
-
-
-def _run_of(executed: Path) -> Path:
-    """The run folder that a measuring notebook recorded."""
-    path = notebook.value(executed, "run_folder")
-    if path is None:
-        raise NotebookFailed(
-            f"{executed.name} names no run folder", hint="see its page for the cell that failed"
-        )
-    return Path(path)
-
-
-def _move(executed: Path, run: RunDir) -> None:
-    """Keep an executed notebook with its run."""
-    shutil.move(executed, run.notebooks / executed.name)
+    notebook_run.keep(measured, run)

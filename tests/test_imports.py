@@ -20,7 +20,7 @@ MEASURING = {
     *("storage", "runtime", "slow_mount", "slow_files", "fio", "loading"),
 }
 ENGINE = {"engine"}
-WHOLE = {"cli", "reproduce", "notebook"}
+WHOLE = {"cli", "reproduce", "notebook", "notebook_run", "batch"}
 """The command line and the notebooks' driver put the halves together."""
 ENGINE_LIBRARIES = {"torch", "vllm", "lmcache", "transformers", "tokenizers"}
 
