@@ -1,17 +1,18 @@
 # kvlab: `make` lists what there is. PROFILE= chooses the profile, RUN= a run folder.
 PROFILE ?= embedded
 RUN ?=
+SWEEP ?= embedded-8
 PYTHON ?= python3
 IMAGE ?= kvlab-engine-cpu:1
 BASE ?= python:3.11-slim-bookworm
 BIN := .venv/bin
 KVLAB := $(BIN)/kvlab
 .DEFAULT_GOAL := help
-.PHONY: help env engine image check test test-fast smoke reproduce report lab docs lock clean
+.PHONY: help env engine image check test test-fast smoke reproduce batch report lab docs lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
-	@echo 'variables: PROFILE=$(PROFILE) RUN=$(RUN)'
+	@echo 'variables: PROFILE=$(PROFILE) RUN=$(RUN) SWEEP=$(SWEEP)'
 
 env: .venv/.stamp ## set up the lab environment (.venv), again only when its lock changed
 
@@ -46,6 +47,9 @@ smoke: engine ## one repeat of the A/B on the embedded engine
 
 reproduce: $(if $(filter dgx-spark,$(PROFILE)),env,engine) $(if $(filter embedded-docker,$(PROFILE)),image) ## run every experiment on PROFILE and write the reports
 	$(KVLAB) reproduce $(PROFILE)
+
+batch: engine ## measure every cell of SWEEP
+	$(KVLAB) batch $(SWEEP)
 
 report: env ## render the reports of RUN again
 	$(KVLAB) report $(RUN)

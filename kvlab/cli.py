@@ -371,12 +371,14 @@ def batch(
         "data/batches"
     ),
     runs: Runs = RUNS,
+    lang: Annotated[str, typer.Option(help="Languages of the page.")] = "tr,zh,en",
     as_json: Json = False,
 ) -> None:
     """Measure every cell of a sweep, a run folder each; exit 1 unless all of them finished."""
+    from kvlab.batch import results, visits
     from kvlab.batch import sweep as sweeps
-    from kvlab.batch import visits
     from kvlab.batch.ledger import Ledger
+    from kvlab.report import batch_page
 
     if dry_run:
         chosen = sweeps.load(sweep)
@@ -392,7 +394,13 @@ def batch(
             sweeps.load(sweep), batches=batches, runs=runs, keep_going=keep_going
         )
     visits.carry_on(outcome, runs=runs)
-    typer.echo(outcome.text())
+    told = results.conclude(outcome.ledger)
+    typer.echo(_json(told) if as_json else outcome.text())
+    for path in results.write_tables(told, outcome.ledger.path):
+        typer.echo(f"table: {path}", err=as_json)
+    for language in _languages(lang):
+        page = batch_page.write(told, outcome.ledger.path, lang=language)
+        typer.echo(f"page: {page}", err=as_json)
     if not outcome.healthy:
         raise typer.Exit(1)
 

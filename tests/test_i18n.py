@@ -15,7 +15,7 @@ from markupsafe import Markup
 from kvlab import i18n, notebook_page, report
 from kvlab.errors import UsageError
 from kvlab.i18n import TextError
-from kvlab.report import comparison, index, layout
+from kvlab.report import batch_page, comparison, index, layout
 from kvlab.report.layout import TEMPLATES
 from kvlab.report.others import Other
 from tests.report import cases
@@ -98,9 +98,58 @@ def test_every_sentence_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for more in ({"settings": {}}, {"settings": {"a": {"first": 1, "second": 2}}, **figures}):
         comparison.render({**compared, **more})
+    for told in batches():
+        batch_page.render(told)
     for told in ([], [index.Entry({"run": "r"}, {})]):
         index.render(told, Path())
     assert used == set(i18n.catalogue("en"))
+
+
+def batches() -> Iterator[dict[str, Any]]:
+    """What pages of batches tell: nothing at all, and everything that can be said."""
+    plain = {"batch": "b", "title": "t", "experiment": "e", "profile": "p", "passes": 1, "seed": 0}
+    none: dict[str, Any] = {
+        "order": [],
+        "rows": [],
+        "effects": [],
+        "varying": [],
+        "hosts": [],
+        "failed": {},
+        "missing": [],
+        "left_out": [],
+        "unreadable": [],
+    }
+    yield {**plain, **none}
+    row = {
+        "pass": 1,
+        "cell": 1,
+        "run": "r",
+        "host": "h",
+        "verdict": "proven",
+        "speedup": 2.0,
+        "speedup_low": 1.0,
+        "speedup_high": 3.0,
+        "ttft_ms": 1.0,
+        "baseline_ttft_ms": 2.0,
+        "served_l1": 0.5,
+        "served_l2": 0.5,
+        "a.b": 1,
+    }
+    effect = {"setting": "a.b", "first": 1, "second": 2, "measure": "ttft_ms", "pairs": 2}
+    told = [
+        {**effect, "host": "h", "ratio": 2.0, "ci95": [1.5, 3.0]},
+        {**effect, "host": "h", "ratio": 2.0, "ci95": [0.5, 3.0], "measure": "speedup"},
+        {**effect, "host": "h"},
+    ]
+    broken = {
+        "failed": {"1/1": "e"},
+        "missing": ["1/2"],
+        "left_out": [3],
+        "unreadable": [{"visit": "1/4", "why": "w"}],
+    }
+    shown = {"rows": [row], "effects": told, "varying": ["a.b"]}
+    yield {**plain, **none, **shown, **broken, "hosts": ["h"]}
+    yield {**plain, **none, **shown, "hosts": ["h", "i"]}
 
 
 def _empty_notebook() -> Any:
