@@ -8,6 +8,7 @@ targets beside them. See benchmarks/README.md.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,8 +30,8 @@ TARGETS = {  # on the emulated mount, by requests in flight: over fs, over the f
     8: (5.3, 1.0),
     16: (4.5, 0.95),
 }
-SETTINGS = ("keys", "record_mb", "workers", "passes", "rounds")
-LOCAL_CEILING, LOCAL_NATIVE = 0.9, 1.0
+SETTINGS = ("keys", "record_mb", "workers", "passes", "local_times", "rounds")
+LOCAL_CEILING, NOT_SLOWER = 0.9, 0.05
 
 
 def adapters(workers: int) -> dict[str, dict[str, Any]]:
@@ -88,7 +89,7 @@ def drive() -> None:
             "in_flight": in_flight,
             "num_keys": keys,
             "data_size": size,
-            "rounds": order["rounds"],
+            "rounds": order["rounds"] + 1,
             "keys_for_round": lambda _, names=names: names,
             "objs_for_round": lambda _, objects=objects: objects,
             "log": lambda _: None,
@@ -101,8 +102,8 @@ def drive() -> None:
         paths = [Path(order["records"]) / _object_key_to_filename(key) for n in names for key in n]
         stored = torch.frombuffer(bytearray().join(map(Path.read_bytes, paths)), dtype=torch.uint8)
         answer = {
-            "seconds": result.round_durations,
-            "complete": result.success_counts == [in_flight * keys] * order["rounds"],
+            "seconds": result.round_durations[1:],  # the first one also starts the workers
+            "complete": result.success_counts == [in_flight * keys] * (order["rounds"] + 1),
             "equal": torch.equal(buffer, stored),
             "cpu_s": used,
             "machine_busy": machine,
@@ -126,18 +127,27 @@ def cpu_share(before: tuple[int, int], after: tuple[int, int]) -> float | None:
 
 @dataclass
 class Row:
-    """One arm at one concurrency on one path, all passes together."""
+    """One arm at one concurrency on one path."""
 
     path: str
     arm: str
     in_flight: int
-    rates: list[float]
-    """MB/s of each round."""
-    busy: list[float | None]
+    volume: float
+    """MB of one round."""
+    seconds: dict[int, list[float]]
+    """By pass, of each round."""
+    busy: list[float]
+    """Share of all processors at work, by pass."""
 
     @property
     def rate(self) -> float:
-        return statistics.median(self.rates)
+        """MB/s: the median over passes of the median over rounds."""
+        return self.volume / statistics.median(map(statistics.median, self.seconds.values()))
+
+    @property
+    def arm_times(self) -> dict[int, dict[int, float]]:
+        """As `kvlab.stats` takes them."""
+        return {number: dict(enumerate(values)) for number, values in self.seconds.items()}
 
 
 class Driver:
@@ -190,7 +200,8 @@ def slow_mount(args: argparse.Namespace, source: Path, at: Path) -> Iterator[str
         yield mount.label
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
+def measure(args: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]:
+    """The settings, and every arm's times."""
     arms = adapters(args.workers)
     driver = Driver(args.engine_python, args)
     rows: dict[tuple[str, str, int], Row] = {}
@@ -206,14 +217,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 take_turns(args, driver, arms, "local", source, source, rows)
     finally:
         driver.close()
-    return {
-        "settings": {
-            **{name: getattr(args, name) for name in SETTINGS},
-            "mount": label,
-            "cpus": os.cpu_count(),
-        },
-        "rows": [{**asdict(row), "rate": row.rate} for row in rows.values()],
-    }
+    settings = {name: getattr(args, name) for name in SETTINGS}
+    return {**settings, "mount": label, "cpus": os.cpu_count()}, list(rows.values())
 
 
 def take_turns(
@@ -229,21 +234,23 @@ def take_turns(
     from kvlab import storage
 
     names = [*arms, "fio"]
-    for number in range(args.passes):
-        for in_flight in args.in_flight:
-            for arm in names if number % 2 == 0 else names[::-1]:
-                if path == "local":
-                    storage.drop_pages(folder)
-                row = rows.setdefault((path, arm, in_flight), Row(path, arm, in_flight, [], []))
-                if arm == "fio":
-                    row.rates.append(fio_rate(args, folder, in_flight, path))
-                    continue
-                adapter = with_folder(arms[arm], folder)
-                answer = driver.order("load", adapter, source, in_flight, args.rounds)
-                volume = in_flight * args.keys * args.record_mb * MIB / 1e6
-                row.rates += [volume / seconds for seconds in answer["seconds"]]
-                row.busy.append(answer["machine_busy"])
-                print(f"{path} {in_flight} {arm}: {row.rates[-1]:.0f} MB/s", file=sys.stderr)
+    passes = args.passes * (args.local_times if path == "local" else 1)
+    for number, in_flight in itertools.product(range(passes), args.in_flight):
+        for arm in names if number % 2 == 0 else names[::-1]:
+            if path == "local":
+                storage.drop_pages(folder)
+            volume = in_flight * args.keys * args.record_mb * MIB / 1e6
+            fresh = Row(path, arm, in_flight, volume, {}, [])
+            row = rows.setdefault((path, arm, in_flight), fresh)
+            if arm == "fio":
+                row.seconds[number] = [volume / fio_rate(args, folder, in_flight, path)]
+                continue
+            adapter = with_folder(arms[arm], folder)
+            answer = driver.order("load", adapter, source, in_flight, args.rounds)
+            row.seconds[number] = answer["seconds"]
+            row.busy.append(answer["machine_busy"])
+            rate = volume / statistics.median(answer["seconds"])
+            print(f"{path} {in_flight} {arm}: {rate:.0f} MB/s", file=sys.stderr)
 
 
 def fio_rate(args: argparse.Namespace, folder: Path, in_flight: int, path: str) -> float:
@@ -268,60 +275,88 @@ def fio_rate(args: argparse.Namespace, folder: Path, in_flight: int, path: str) 
 # --- the table ------------------------------------------------------------------------------------
 
 
-def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each target with its ratio, and whether it is met."""
-    rate = {(row["path"], row["arm"], row["in_flight"]): row["rate"] for row in result["rows"]}
-    busy = {
-        (row["path"], row["arm"], row["in_flight"]): [b for b in row["busy"] if b is not None]
-        for row in result["rows"]
-    }
+def judge(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Each target with its ratio and interval, and whether it is met."""
+    found = {(row.path, row.arm, row.in_flight): row for row in rows}
     verdicts = []
-
-    def add(what: str, ratio: float, target: float, note: str = "") -> None:
-        verdicts.append(
-            {"what": what, "ratio": ratio, "target": target, "met": ratio >= target, "note": note}
-        )
-
-    for (path, arm, in_flight), ours in rate.items():
+    for (path, arm, in_flight), ours in found.items():
         if arm != PARALLEL:
             continue
+        place = [row for row in rows if (row.path, row.in_flight) == (path, in_flight)]
         native = max(
-            value
-            for (where, name, slots), value in rate.items()
-            if (where, slots) == (path, in_flight) and name.startswith("fs_native")
+            (row for row in place if row.arm.startswith("fs_native")), key=lambda row: row.rate
         )
+        head = f"{path}, {in_flight} in flight, over"
         if path == "mount" and in_flight in TARGETS:
             over_fs, over_native = TARGETS[in_flight]
-            add(f"mount, {in_flight} in flight, over fs", ours / rate[path, FS, in_flight], over_fs)
-            add(f"mount, {in_flight} in flight, over fs_native", ours / native, over_native)
+            verdicts.append(at_least(f"{head} fs", ours, found[path, FS, in_flight], over_fs))
+            verdicts.append(at_least(f"{head} {native.arm}", ours, native, over_native))
         if path == "local":
-            shares = busy[path, arm, in_flight]
-            note = f"processors {100 * statistics.fmean(shares):.0f} % at work" if shares else ""
-            ceiling = rate[path, "fio", in_flight]
-            add(f"local, {in_flight} in flight, of fio", ours / ceiling, LOCAL_CEILING, note)
-            add(f"local, {in_flight} in flight, over fs_native", ours / native, LOCAL_NATIVE)
+            ceiling = at_least(f"{head} fio", ours, found[path, "fio", in_flight], LOCAL_CEILING)
+            busy = 100 * statistics.fmean(ours.busy)
+            verdicts += [ceiling | {"note": f"processors {busy:.0f} % at work"}]
+            verdicts.append(not_slower(f"{head} {native.arm}", ours, native))
     return verdicts
 
 
-def table(result: dict[str, Any]) -> str:
-    settings = result["settings"]
+def at_least(what: str, ours: Row, other: Row, target: float) -> dict[str, Any]:
+    value = ours.rate / other.rate
+    return {
+        "what": what,
+        "ratio": value,
+        "interval": interval(ours, other),
+        "target": target,
+        "word": "PASS" if value >= target else "FAIL",
+    }
+
+
+def not_slower(what: str, ours: Row, other: Row) -> dict[str, Any]:
+    """PASS when the one-sided 95 % bound of our time is at most 5 % above the other's."""
+    from kvlab import stats
+
+    answer = stats.not_slower(other.arm_times, ours.arm_times, margin=NOT_SLOWER, seed=0)
+    words = {"not slower": "PASS", "slower": "FAIL", "undecided": "UNDECIDED", None: "UNDECIDED"}
+    return {
+        "what": what,
+        "ratio": ours.rate / other.rate,
+        "interval": interval(ours, other),
+        "target": 1.0,
+        "word": words[answer and answer.answer],
+        "note": f"not slower, within {100 * NOT_SLOWER:.0f} %",
+    }
+
+
+def interval(ours: Row, other: Row) -> tuple[float, float] | None:
+    """The 95 % interval of how many times faster ours is; fio has one value per pass."""
+    from kvlab import stats
+
+    if len(next(iter(other.seconds.values()))) == 1:
+        medians = {n: [statistics.median(values)] for n, values in ours.seconds.items()}
+        ours = Row(ours.path, ours.arm, ours.in_flight, ours.volume, medians, [])
+    ratio = stats.ratio(other.arm_times, ours.arm_times, seed=0)
+    return (ratio.low, ratio.high) if ratio else None
+
+
+def table(settings: dict[str, Any], rows: Sequence[Row], verdicts: list[dict[str, Any]]) -> str:
     lines = [
         f"{settings['keys']} keys x {settings['record_mb']:g} MiB per request, MB/s, medians of "
-        f"{settings['passes']} passes x {settings['rounds']} rounds, {settings['cpus']} processors"
+        f"{settings['passes']} passes (local: {settings['local_times']} times as many) x "
+        f"{settings['rounds']} rounds, {settings['cpus']} processors"
     ]
-    for path in dict.fromkeys(row["path"] for row in result["rows"]):
-        rows = [row for row in result["rows"] if row["path"] == path]
-        slots = sorted({row["in_flight"] for row in rows})
+    for path in dict.fromkeys(row.path for row in rows):
+        some = [row for row in rows if row.path == path]
+        slots = sorted({row.in_flight for row in some})
         head = settings["mount"] if path == "mount" else "local disk"
         lines += ["", head, f"{'in flight':<18}" + "".join(f"{n:>10}" for n in slots)]
-        for arm in dict.fromkeys(row["arm"] for row in rows):
-            found = {row["in_flight"]: row["rate"] for row in rows if row["arm"] == arm}
-            lines.append(f"{arm:<18}" + "".join(f"{found[n]:>10.1f}" for n in slots))
-    lines.append("")
-    for verdict in judge(result):
-        word = "PASS" if verdict["met"] else "FAIL"
-        line = f"{verdict['what']:<38}{verdict['ratio']:>8.2f}  >= {verdict['target']:<6g}{word}"
-        lines.append(f"{line}  {verdict['note']}".rstrip())
+        for arm in dict.fromkeys(row.arm for row in some):
+            rates = {row.in_flight: row.rate for row in some if row.arm == arm}
+            lines.append(f"{arm:<18}" + "".join(f"{rates[n]:>10.1f}" for n in slots))
+    lines += ["", f"{'parallel_fs':<38}{'ratio':>8}{'95 % interval':>18}  target"]
+    for verdict in verdicts:
+        low, high = verdict["interval"] or (float("nan"),) * 2
+        line = f"{verdict['what']:<38}{verdict['ratio']:>8.2f}{f'{low:.2f} to {high:.2f}':>18}"
+        line += f"  >= {verdict['target']:<6g}{verdict['word']}  {verdict.get('note', '')}"
+        lines.append(line.rstrip())
     return "\n".join(lines)
 
 
@@ -335,8 +370,9 @@ def main() -> int:
         "--workers", type=int, default=64, help="of parallel_fs and of one fs_native"
     )
     parser.add_argument("--passes", type=int, default=4)
+    parser.add_argument("--local-times", type=int, default=2, help="passes on the disk per pass")
     parser.add_argument("--rounds", type=int, default=3, help="per pass, arm and concurrency")
-    parser.add_argument("--fio-s", type=float, default=2, help="seconds of each fio run")
+    parser.add_argument("--fio-s", type=float, default=1, help="seconds of each fio run")
     parser.add_argument(
         "--paths", nargs="+", choices=("mount", "local"), default=["mount", "local"]
     )
@@ -348,10 +384,14 @@ def main() -> int:
     if args.drive:
         drive()
         return 0
-    result = measure(args)
-    result["verdicts"] = judge(result)
-    print(json.dumps(result, indent=2) if args.json else table(result))
-    return 0 if all(verdict["met"] for verdict in result["verdicts"]) else 1
+    settings, rows = measure(args)
+    verdicts = judge(rows)
+    if args.json:
+        shown = [{**asdict(row), "rate": row.rate} for row in rows]
+        print(json.dumps({"settings": settings, "rows": shown, "verdicts": verdicts}, indent=2))
+    else:
+        print(table(settings, rows, verdicts))
+    return 0 if all(verdict["word"] == "PASS" for verdict in verdicts) else 1
 
 
 if __name__ == "__main__":

@@ -198,9 +198,13 @@ class ParallelFSL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         try:
             size = record_files.size_of(self._path(key))
             if size is not None:
-                self._index.put(key, size)
-                self._notify_keys_stored([key], [size])
-                (there,) = self._index.lock([key])
+                with self._stripe(key):
+                    new = key not in self._index
+                    if new:
+                        self._index.put(key, size)
+                if new:
+                    self._notify_keys_stored([key], [size])
+                (there,) = self._index.lock([key])  # not one that could not be read before
         except OSError as error:
             logger.warning("%s is a miss: %s", self._path(key), error)
         finally:
