@@ -199,7 +199,7 @@ def lookup_log(paths: Iterable[Path], model: str | None = None) -> Trace:
     if first is None:
         raise UsageError(
             "no lookup is in " + (", ".join(map(str, files)) or "the given folders"),
-            hint="let LMCache log them with its lookup-hash log, or leave the model out",
+            hint="LMCache logs them with --lookup-hash-log-dir DIR; is the model named as there?",
         )
     chunk, began = int(first["chunk_size"]), float(first["timestamp"])
 
