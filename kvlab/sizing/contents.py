@@ -5,6 +5,8 @@ The rules are those of vLLM 0.32 and LMCache 0.5.6, as far as they decide what i
 - A hit is a run of whole chunks from the start; the first missing chunk ends it, and the last
   token is always computed. What vLLM holds itself (L0) is not asked of LMCache.
 - L0 forgets the least recently used block when it needs room, the deeper block of a request first.
+  Of a hybrid's states it keeps few: the one where the same prompt would go on, and one where a
+  request parted from an earlier one (``prefix_cache_retention_interval`` 0, vLLM's default).
 - L1 takes what was computed. Once a second a loop compares it with the watermark and, above it,
   deletes ``int(ratio x objects)`` of the objects, least recently used first, except those that are
   still being written to L2. Without room a store fails: nothing is deleted for it.
@@ -81,8 +83,9 @@ class Contents:
         self.apart = tiers.state_bytes > 0
         self.size = tiers.chunk_bytes - tiers.state_bytes
         self.l0: OrderedDict[Hashable, bool] = OrderedDict()
-        """Chunks, and whether the recurrent state at their end was kept."""
+        self.l0_used = 0.0
         self.l1: OrderedDict[Hashable, bool] = OrderedDict()
+        """Objects, and whether they hold the recurrent state at the end of their chunk."""
         self.l2: OrderedDict[Hashable, bool] = OrderedDict()
         self.l1_used = self.l2_used = 0
         self.writing: deque[tuple[float, Hashable, int]] = deque()
@@ -178,7 +181,7 @@ class Contents:
         """What each tier serves of a request, and how many of its chunks LMCache has."""
         keys, chunk = request.keys, self.chunk_tokens
         usable = min(len(keys), (request.tokens - 1) // chunk)
-        own = self._own(keys, usable)
+        own, seen = self._own(keys, usable)
         found = leading = l1_bytes = l2_bytes = 0
         if self.set.l1_bytes is not None:
             found, leading, l1_bytes, l2_bytes = self._restore(keys, usable, own)
@@ -196,35 +199,52 @@ class Contents:
             l2_bytes,
             start_s,
         )
-        self._keep(keys, hit)
+        if self.set.l0_chunks != 0:
+            self._keep(keys, [own, *self._saved(hit, seen, usable)])
         return served, found
 
-    def _own(self, keys: Sequence[Hashable], usable: int) -> int:
-        """Leading chunks in L0, up to the last one whose state was kept."""
-        hit = 0
-        for depth, state in enumerate(map(self.l0.get, keys[:usable]), 1):
-            if state is None:
-                break
-            if state:
-                hit = depth
-        return hit
-
-    def _keep(self, keys: Sequence[Hashable], hit: int) -> None:
-        """Put all chunks of a request into L0, the deepest as the oldest of them."""
-        held, limit = self.l0, self.set.l0_chunks
-        if limit == 0:
-            return
-        states = self._states(len(keys), hit)
-        for key, state in zip(reversed(keys), reversed(states), strict=True):
+    def _own(self, keys: Sequence[Hashable], usable: int) -> tuple[int, int]:
+        """Leading chunks that vLLM can use of its own, and those whose K and V it holds."""
+        held = self.l0
+        seen = 0
+        for key in keys[:usable]:
             if key not in held:
-                held[key] = state
-                continue
-            held.move_to_end(key)
-            if state:
+                break
+            seen += 1
+        if not self.set.l0_state_chunks:
+            return seen, seen
+        depths = range(seen, 0, -1)
+        return next((n for n in depths if _State(keys[n - 1]) in held), 0), seen
+
+    def _saved(self, hit: int, seen: int, usable: int) -> list[int]:
+        """The depths at which vLLM keeps the state that a request leaves there.
+
+        That is where the same prompt would go on, and where a request first parted from one that
+        was there before: only from then on can that prefix be a hit.
+        """
+        if seen > hit and (seen - hit) % self.set.state_every == 0:
+            return [seen, usable]
+        return [usable]
+
+    def _keep(self, keys: Sequence[Hashable], states: list[int]) -> None:
+        """Put all chunks of a request into L0, the deepest as the oldest of them, then states."""
+        held, limit, weight = self.l0, self.set.l0_chunks, self.set.l0_state_chunks
+        for key in reversed(keys):
+            if key in held:
+                held.move_to_end(key)
+            else:
                 held[key] = True
+                self.l0_used += 1
+        for depth in states if weight else ():
+            if depth:
+                end = _State(keys[depth - 1])
+                self.l0_used += 0 if end in held else weight
+                held[end] = True
+                held.move_to_end(end)
         if limit is not None:
-            for _ in range(len(held) - limit):
-                held.popitem(last=False)
+            while self.l0_used > limit:
+                gone, _ = held.popitem(last=False)
+                self.l0_used -= weight if type(gone) is _State else 1
 
     def _restore(
         self, keys: Sequence[Hashable], usable: int, own: int

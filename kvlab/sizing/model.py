@@ -101,16 +101,26 @@ class Arithmetic:
 
         It is the longest request's length times how often that request fits:
         ``max_model_len x pool blocks / blocks of one such request``, the reserved state pages
-        included. Snapshots kept for prefix hits are not in it: the pool holds fewer contexts.
+        included. States kept for later hits are not in it.
         """
+        return max_model_len * pool_blocks // self._request_blocks(max_model_len)
+
+    def stated_pool_blocks(self, tokens: int, max_model_len: int) -> int:
+        """Blocks of the pool for which vLLM's log states that many tokens."""
+        return -(-tokens * self._request_blocks(max_model_len) // max_model_len)
+
+    def _request_blocks(self, tokens: int) -> int:
+        """Pool blocks that vLLM reckons with for a running request of that length."""
         states = self.state_groups * self.state_blocks_per_request
-        request = self.attention_groups * -(-max_model_len // self.block_tokens) + states
-        return max_model_len * pool_blocks // request
+        return self.attention_groups * -(-tokens // self.block_tokens) + states
 
     def l0_blocks(self, context_tokens: int) -> int:
-        """Pool blocks that a context leaves cached: whole blocks, each with its state snapshots."""
+        """Pool blocks that a context leaves cached: its whole blocks, and its last state.
+
+        vLLM 0.32 keeps no other states of it (``prefix_cache_retention_interval`` 0).
+        """
         whole = context_tokens // self.block_tokens
-        return whole * (self.attention_groups + self.state_groups)
+        return whole * self.attention_groups + (self.state_groups if whole else 0)
 
     def l0_context_bytes(self, context_tokens: int) -> int:
         """Bytes of K and V of one context in vLLM's cache, in whole blocks, without snapshots."""

@@ -21,6 +21,8 @@ class Tiers:
     """The part of it that is an object of its own (separate object groups); 0: one object."""
     l0_chunks: int | None
     """Chunks that vLLM's own cache holds; None = no limit, 0 = it reuses nothing."""
+    l0_state_chunks: float = 0.0
+    """Places of a chunk that one recurrent state takes there; 0: there are none."""
     l1_bytes: float | None = None
     """None: vLLM alone."""
     watermark: float = 0.8
@@ -50,9 +52,9 @@ def tiers_of(
 ) -> Tiers:
     """The tiers that a profile sets up for a model of these sizes.
 
-    L0 is ``l0_chunks`` where that is known from a log; else the pool of
-    ``num-gpu-blocks-override``, shared out between K and V and the states of every block; else
-    ``engine.kv_cache_tokens``; else it has no limit.
+    L0 is ``l0_chunks`` where that is known from a log; else what the pool holds, by
+    ``num-gpu-blocks-override`` or by the tokens that the log states (``engine.kv_cache_tokens``);
+    else it has no limit.
     """
     cache = profile.cache
     with_lmcache = scenario == "lmcache"
@@ -63,6 +65,7 @@ def tiers_of(
         chunk_bytes=sum(records) * sizes.workers,
         state_bytes=records[1] * sizes.workers if apart else 0,
         l0_chunks=_l0_chunks(profile, sizes) if l0_chunks is None else l0_chunks,
+        l0_state_chunks=sizes.state_groups / _chunk_blocks(profile, sizes),
         l1_bytes=cache.l1_size_gb * GIB if with_lmcache else None,
         watermark=cache.eviction_watermark,
         ratio=cache.eviction_ratio,
@@ -80,11 +83,19 @@ def _state_every(profile: Profile, sizes: Arithmetic) -> int:
     return step // math.gcd(step, chunk)
 
 
+def _chunk_blocks(profile: Profile, sizes: Arithmetic) -> int:
+    """Blocks of vLLM's pool that K and V of one chunk take."""
+    return sizes.attention_groups * max(1, profile.cache.chunk_tokens // sizes.block_tokens)
+
+
 def _l0_chunks(profile: Profile, sizes: Arithmetic) -> int | None:
-    engine, chunk = profile.engine, profile.cache.chunk_tokens
+    engine = profile.engine
     if not engine.prefix_caching:
         return 0
     if pool := engine.flags.get("num-gpu-blocks-override"):
-        blocks = int(pool) // (sizes.attention_groups + sizes.state_groups)
-        return blocks * sizes.block_tokens // chunk
-    return engine.kv_cache_tokens // chunk if engine.kv_cache_tokens else None
+        blocks = int(pool)
+    elif engine.kv_cache_tokens:
+        blocks = sizes.stated_pool_blocks(engine.kv_cache_tokens, engine.max_model_len)
+    else:
+        return None
+    return max(0, blocks - 1) // _chunk_blocks(profile, sizes)  # one block stands for none

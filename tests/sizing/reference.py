@@ -29,7 +29,7 @@ class Object:
 class Reference:
     tiers: Tiers
     chunk: int
-    l0: list = field(default_factory=list)  # (key, state)
+    l0: list = field(default_factory=list)
     l1: list = field(default_factory=list)
     l2: list = field(default_factory=list)
     on_the_way: list = field(default_factory=list)
@@ -86,18 +86,18 @@ class Reference:
     def serve(self, number, request, start_s):
         t = self.tiers
         usable = min(len(request.keys), (request.tokens - 1) // self.chunk)
-        own = 0
+        own = seen = 0
         for depth, key in enumerate(request.keys[:usable], 1):
-            held = dict(self.l0)
-            if key not in held:
+            if (key, "chunk") not in self.l0:
                 break
-            own = depth if held[key] else own
+            seen = depth
+            own = depth if not t.l0_state_chunks or (key, "state") in self.l0 else own
         found = leading = l1_bytes = l2_bytes = 0
         if t.l1_bytes is not None:
             found, leading, l1_bytes, l2_bytes = self.restore(request.keys, usable, own)
         hit = max(own, found)
         l1 = max(0, min(leading, hit) - own)
-        self.keep(request.keys, hit)
+        self.keep(request.keys, own, hit, seen, usable)
         c = self.chunk
         served = Served(
             number, request.label, request.tokens, own * c, l1 * c, (hit - own - l1) * c,
@@ -109,17 +109,19 @@ class Reference:
         every = self.tiers.state_every
         return depth == count or (depth - hit) % every == 0
 
-    def keep(self, keys, hit):
-        if self.tiers.l0_chunks == 0:
+    def keep(self, keys, own, hit, seen, usable):
+        t = self.tiers
+        if t.l0_chunks == 0:
             return
-        for depth in range(len(keys), 0, -1):
-            key = keys[depth - 1]
-            had = dict(self.l0).get(key, False)
-            self.l0 = [pair for pair in self.l0 if pair[0] != key]
-            self.l0.append((key, had or self.has_state(depth, len(keys), hit)))
-        if self.tiers.l0_chunks is not None:
-            while len(self.l0) > self.tiers.l0_chunks:
-                self.l0.pop(0)
+        names = [(key, "chunk") for key in reversed(keys)]
+        if t.l0_state_chunks:
+            parted = [seen] if seen > hit and (seen - hit) % t.state_every == 0 else []
+            names += [(keys[n - 1], "state") for n in (own, *parted, usable) if n]
+        for name in names:
+            self.l0 = [other for other in self.l0 if other != name] + [name]
+        weights = {"chunk": 1, "state": t.l0_state_chunks}
+        while t.l0_chunks is not None and sum(weights[p] for _, p in self.l0) > t.l0_chunks:
+            self.l0.pop(0)
 
     def restore(self, keys, usable, own):
         main = "kv" if self.tiers.state_bytes else "chunk"

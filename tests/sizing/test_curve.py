@@ -14,7 +14,10 @@ from kvlab.sizing.stack_distance import COLD, StackDistances
 from kvlab.sizing.trace import Request, Trace
 from tests.sizing.traces import CHUNK, traces
 
+UNTIMED = settings(deadline=None)
 
+
+@UNTIMED
 @given(st.lists(st.integers(0, 9), max_size=80), st.lists(st.integers(1, 80), max_size=6))
 def test_distances_are_those_of_a_list_moved_by_hand(keys, cuts):
     """Whatever the batches are, and with ids numbered in the order of first sight."""
@@ -42,6 +45,7 @@ def test_many_accesses_are_counted_as_few_are():
     assert (whole.feed(ids) == np.concatenate(pieces)).all()
 
 
+@UNTIMED
 @given(traces(most=40), st.booleans())
 def test_lru_hits_what_the_simulator_serves(asked, all_count):
     def measured(request: Request) -> bool:
@@ -56,6 +60,7 @@ def test_lru_hits_what_the_simulator_serves(asked, all_count):
         assert found.requests == sum(one.requests for one in rounds)
 
 
+@UNTIMED
 @given(traces(most=40), st.integers(0, 15), st.booleans())
 def test_more_never_hits_less_and_nothing_beats_the_ceiling(asked, most, last):
     sizes = range(most + 1)
@@ -70,6 +75,7 @@ def test_more_never_hits_less_and_nothing_beats_the_ceiling(asked, most, last):
     assert everything[0].hit_chunks == everything[1].hit_chunks
 
 
+@UNTIMED
 @given(traces(most=40), st.sampled_from([4, 17, 40]), st.sampled_from([0.2, 0.99]))
 def test_the_tiers_never_beat_the_ceiling_of_all_their_room(asked, l1_bytes, ratio):
     tiers = Tiers(chunk_bytes=1, l0_chunks=3, l1_bytes=l1_bytes, ratio=ratio, l2=True, l2_bytes=9)
@@ -96,7 +102,7 @@ def best_of_all(asked: Trace, capacity: int, last: bool) -> int:
     return max(scores.values())
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(traces(most=6), st.integers(0, 3), st.booleans())
 def test_the_ceiling_is_reached_by_some_policy(asked, capacity, last):
     if len({key for request in asked for key in request.keys}) > 9:

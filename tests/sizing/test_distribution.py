@@ -3,13 +3,16 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab import stats
 from kvlab.sizing.distribution import STEP, Distribution
 
+UNTIMED = settings(deadline=None)
 
+
+@UNTIMED
 @given(
     st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1e4)), min_size=1, max_size=60),
     st.floats(0, 1),

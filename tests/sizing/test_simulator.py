@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab import profile
@@ -15,18 +15,21 @@ from kvlab.sizing.simulator import Served, Tiers
 from tests.sizing import reference
 from tests.sizing.traces import CHUNK, traces
 
+UNTIMED = settings(deadline=None)
+
 SAMPLE = next((Path(__file__).parents[2] / "data" / "sample").iterdir())
 CONFIGS = Path(__file__).parent / "configs"
 WHOLE, STATE = 5, 2
 
 
 @st.composite
-def settings(draw) -> Tiers:
+def tier_settings(draw) -> Tiers:
     l1_bytes = draw(st.sampled_from([None, 4, 17, 40, 10_000]))
     return Tiers(
         chunk_bytes=WHOLE,
         state_bytes=draw(st.sampled_from([0, STATE])),
         l0_chunks=draw(st.sampled_from([None, 0, 1, 3, 8])),
+        l0_state_chunks=draw(st.sampled_from([0.0, 0.0, 1.0, 0.5])),
         l1_bytes=l1_bytes,
         watermark=draw(st.sampled_from([0.3, 0.8])),
         ratio=draw(st.sampled_from([0.01, 0.2, 0.5, 0.99])),
@@ -43,7 +46,8 @@ def seconds(served: Served) -> float:
     return 0.04 * served.recompute + 0.01 * served.l2_bytes
 
 
-@given(traces(timed=True), settings())
+@UNTIMED
+@given(traces(timed=True), tier_settings())
 def test_it_is_the_slow_reference(asked, tiers):
     seen: list[Served] = []
     outcome = simulator.simulate(
@@ -61,7 +65,8 @@ def test_it_is_the_slow_reference(asked, tiers):
     assert outcome.l2_backlog_bytes == left.used(left.on_the_way)
 
 
-@given(traces(timed=True), settings(), st.integers(1, 3), st.booleans())
+@UNTIMED
+@given(traces(timed=True), tier_settings(), st.integers(1, 3), st.booleans())
 def test_no_token_and_no_byte_is_lost(asked, tiers, concurrency, timed):
     seen: list[Served] = []
     outcome = simulator.simulate(
@@ -87,6 +92,7 @@ def test_no_token_and_no_byte_is_lost(asked, tiers, concurrency, timed):
         assert on_l2 == total.served["L2"] == 0
 
 
+@UNTIMED
 @given(traces(most=40), st.integers(0, 12))
 def test_a_larger_l0_never_serves_fewer_tokens(asked, chunks):
     small, large = (
@@ -191,11 +197,21 @@ def embedded() -> model.Arithmetic:
     return model.arithmetic(config, kernel_block_tokens=32)
 
 
+@pytest.mark.parametrize(("tokens", "fit"), [(1121, 10), (1130, 10), (700, 15)])
+def test_vllm_holds_as_many_contexts_as_it_was_seen_to(tokens, fit):
+    """vLLM 0.32 (CPU), 64 blocks, asked N contexts twice: all cached up to this N, then none."""
+    tiers = simulator.tiers_of(profile.load("embedded"), embedded(), "baseline")
+    for contexts in (fit, fit + 1):
+        asked = trace.two_round(contexts=contexts, context_tokens=tokens, chunk_tokens=224)
+        served = simulator.simulate(asked, tiers).rounds["measure"].served["L0"]
+        assert served == (contexts * (tokens // 224) * 224 if contexts == fit else 0)
+
+
 @pytest.mark.parametrize(
     ("changes", "chunks"),
     [
-        ({}, 32),  # 64 blocks, half of them for states
-        ({"engine.flags.num-gpu-blocks-override": None}, 10_922 // 224),
+        ({}, 63),  # 64 blocks, one of which vLLM keeps for none
+        ({"engine.flags.num-gpu-blocks-override": None}, 63),  # by the log's 10,922 tokens
         ({"engine.flags.num-gpu-blocks-override": None, "engine.kv_cache_tokens": None}, None),
         ({"engine.prefix_caching": False}, 0),
     ],
@@ -203,6 +219,7 @@ def embedded() -> model.Arithmetic:
 def test_l0_is_as_large_as_is_known(changes, chunks):
     tiers = simulator.tiers_of(profile.load("embedded", changes), embedded())
     assert tiers.l0_chunks == chunks
+    assert tiers.l0_state_chunks == 1
     assert (tiers.chunk_bytes, tiers.state_bytes) == (4 * 71_680, 2 * 71_680)
 
 

@@ -5,13 +5,15 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab import profile, prompts
 from kvlab.errors import UsageError
 from kvlab.sizing import trace
 from tests.builders import make_run
+
+UNTIMED = settings(deadline=None)
 
 
 def reusable(asked: trace.Trace) -> list[int]:
@@ -56,6 +58,7 @@ def test_two_rounds_share_what_the_real_prompts_share(shape):
     assert [request.drained for request in rounds] == [False] * 4 + [True] + [False] * 3
 
 
+@UNTIMED
 @given(
     st.integers(1, 6),
     st.integers(1, 100),
