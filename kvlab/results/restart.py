@@ -92,7 +92,7 @@ def summarise(run: RunDir) -> dict[str, Any]:
         "variants": variants,
         "read_source": min(labels, key=SOURCES.index),
         "controls": controls,
-        "rule": rule(latest, events, plan),
+        "rule": rule(latest, facts),
         "correctness": facts.correctness,
         "conservation": entries.conservation(accounts),
         "time_s": entries.time_s(events, asked),
@@ -344,16 +344,17 @@ def _most(account: Account) -> float | None:
 
 def rule(
     latest: Latest,
-    events: Sequence[Event],
-    plan: Plan,
+    facts: Facts,
 ) -> list[dict[str, Any]]:
     """Cached tokens of the second visit by size of a batch, the 2N-1 rule kept first.
 
-    Empty when the model is no hybrid one, or nothing was asked.
+    Empty when the model is no hybrid one, or nothing was asked. What vLLM's own cache served, or
+    may have, shows nothing: its reset is believed only by the counters of the visit after it.
     """
-    found = []
-    for event in events:
-        if event.kind != "rule":
+    found, plan = [], facts.plan
+    for event in facts.events:
+        place = (event.scenario or "", event.repeat or 0, RULE_AGAIN)
+        if event.kind != "rule" or facts.readings.grown(place, "vllm", "local_hits").value != 0:
             continue
         again = [r for k, r in latest.items() if k[:3] == (*_at(event), RULE_AGAIN) and not r.error]
         cached = [r.cached_tokens for r in again if r.cached_tokens is not None]

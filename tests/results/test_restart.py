@@ -225,6 +225,14 @@ def test_workload_time_is_unknown_when_a_request_failed() -> None:
     assert restart.variant(facts([], latest=bad), "sigterm", bad, seed=0)["cold_s"] is None
 
 
+def scrape_rule(label: str, local: float) -> list[Scrape]:
+    """The counters of vLLM around the second visit; ``local`` tokens came from its own cache."""
+    return [
+        scrape(label, f"rule-again:{boundary}", "vllm", local=value)
+        for boundary, value in (("start", 0.0), ("end", local))
+    ]
+
+
 def test_the_rule_tells_batches_apart() -> None:
     events, latest = [], {}
     for label, tokens, cached in (("coarse-batches", 448, 896), ("sigkill-restarted", 447, 1120)):
@@ -233,12 +241,17 @@ def test_the_rule_tells_batches_apart() -> None:
             latest[label, 1, "rule-again", index] = request(
                 label, "rule-again", index, cached_tokens=cached
             )
-    found = restart.rule(latest, events, plan())
+    coarse, fine = (scrape_rule(one, 0.0) for one in ("coarse-batches", "sigkill-restarted"))
+    cold = [*coarse, *fine]
+    found = restart.rule(latest, facts(cold, events))
     assert [(one["batched_tokens"], one["cached_tokens"]) for one in found] == [
         (447, 1120),
         (448, 896),
     ]
-    assert restart.rule({}, events, plan()) == []
+    assert restart.rule({}, facts(cold, events)) == []
+    assert restart.rule(latest, facts([], events)) == []
+    warm = [*coarse, *scrape_rule("sigkill-restarted", 224.0)]
+    assert [one["batched_tokens"] for one in restart.rule(latest, facts(warm, events))] == [448]
 
 
 def test_conditions_of_several_launches_become_one() -> None:

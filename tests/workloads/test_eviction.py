@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvlab import evidence, experiment, profile, summary, verify
+from kvlab.errors import KvlabError
 from kvlab.invariants import Facts
 from kvlab.records import Scrape
 from kvlab.results import eviction as results
@@ -88,6 +89,17 @@ async def test_a_fault_makes_it_invalid_and_says_which(
     verdict = summary.conclude(folder)["verdict"]
     assert verdict["status"] == "invalid"
     assert reason in " ".join(verdict["reasons"]), verdict["reasons"]
+
+
+async def test_a_worker_that_dies_leaves_an_invalid_run(
+    profile_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    with pytest.raises(KvlabError, match="stopped"):
+        await measure(profile_file(**ONE), tmp_path, Fault("killed", **MEASURED, nth=2))
+    (path,) = (tmp_path / "runs").iterdir()
+    verdict = summary.conclude(RunDir.open(path))["verdict"]
+    assert verdict["status"] == "invalid"
+    assert "stopped with exit code" in " ".join(verdict["reasons"])
 
 
 async def test_settings_on_caches_of_different_size_do_not_compare(

@@ -158,6 +158,24 @@ async def test_a_folder_that_the_profile_names_is_left_as_it_was(tmp_path: Path)
     assert not [path for path in mine.rglob("*") if path.is_file()]
 
 
+@pytest.mark.parametrize(
+    ("fault", "shown"),
+    [
+        (Fault("reset_missing"), []),
+        # The probe after the start was reset; the launch without a probe is reset once, too.
+        (Fault("reset_not_done", 1), [32]),
+    ],
+    ids=lambda value: value.name if isinstance(value, Fault) else "",
+)
+async def test_the_rule_is_not_shown_where_l0_was_not_emptied(
+    fault: Fault, shown: list[int], tmp_path: Path
+) -> None:
+    """P-11: 200 and "success" are no proof; nothing else of the run needs a reset."""
+    found = summary.conclude(await run(tmp_path, fault))
+    assert [one["batched_tokens"] for one in found["rule"]] == shown
+    assert not failing(found), found["verdict"]
+
+
 def test_variants_take_turns_and_dense_models_have_no_rule() -> None:
     chosen = fake_stack.profile({"experiments.restart.repeats": 2})
     labels = [arm for _, arm in restart.order(chosen, restart.ARMS)]
