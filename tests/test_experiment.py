@@ -335,6 +335,7 @@ def test_arms_alternate_abba() -> None:
 
 
 def test_a_disk_that_is_too_small_is_refused(tmp_path: Path) -> None:
+    """P-35: need, free space, and what to do."""
     chosen = profile.load("embedded")
     with pytest.raises(KvlabError, match="records of one repeat need about"):
         runtime.check_disk(chosen, {"chunk_bytes": 10**15}, tmp_path / "runs")

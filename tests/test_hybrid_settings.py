@@ -39,6 +39,7 @@ def test_a_chunk_that_is_no_multiple_of_the_block_stops_before_anything_starts(
 
 @given(st.integers(min_value=16, max_value=1200), st.integers(min_value=1, max_value=3000))
 def test_only_multiples_of_the_block_are_chunks(block: int, chunk: int) -> None:
+    """P-21: N is 784, or 816 with MTP; a chunk must be a multiple of it."""
     if chunk % block:
         with pytest.raises(ProfileError, match="not a multiple"):
             hybrid(block, chunk=chunk)
@@ -53,6 +54,7 @@ def test_only_multiples_of_the_block_are_chunks(block: int, chunk: int) -> None:
 def test_a_batch_limit_of_2n_or_more_is_warned_of_before_the_start(
     batched: int, warned: bool
 ) -> None:
+    """P-24: 8,192 for N = 784 is warned of, 1,567 is not."""
     found = [one for one in preflight.check(hybrid(784, batched=batched)) if one.id == BATCHED]
     assert bool(found) == warned
     if found:

@@ -88,6 +88,7 @@ def test_page_cache_is_not_sold_as_disk() -> None:
 
 
 def test_a_record_is_tried_before_it_is_relied_on(tmp_path: Path) -> None:
+    """P-36: open() says nothing; a write with the same flags and name length does."""
     storage.refuse_unwritable(tmp_path, "a" * 255, BYTES, direct=False)
     assert not list(tmp_path.iterdir())
     with pytest.raises(HostBusy, match="names of 256 bytes"):

@@ -405,6 +405,7 @@ def _command(pid: int) -> bytes:
 
 
 def test_what_a_killed_guard_left_is_found_by_its_mark(tmp_path: Path) -> None:
+    """P-31: what a killed run left holds memory until the next launch sweeps it."""
     pids = tmp_path / "pids"
     kvlab = owner(tmp_path / "owner", "plain", "--deaf", "--children", "1", "--pids", str(pids))
     found = read_pids(pids)
@@ -553,6 +554,7 @@ def test_free_ports_are_distinct_and_can_be_bound() -> None:
 
 
 async def test_instances_share_one_lmcache_and_stop_one_by_one(run: RunDir) -> None:
+    """P-32: stopping one leaves the others' cache alone."""
     profile = fake_stack.profile()
     make = fake(profile, "shared")
     async with process.launch(

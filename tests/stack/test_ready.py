@@ -133,6 +133,7 @@ def test_object_groups_are_read_from_the_layout() -> None:
 
 @pytest.mark.parametrize("block", [784, 816])
 def test_another_block_size_is_refused_with_the_sizes_that_fit(block: int) -> None:
+    """P-21: the engine's own N decides, not the one that was planned for."""
     profile = fake_stack.profile(
         {
             "engine.block_tokens": 256,

@@ -123,6 +123,7 @@ async def test_the_stock_connector_is_caught_as_the_negative_control(run: Any) -
 
 
 async def test_a_damaged_chunk_on_disk_is_seen_after_the_restart(run: Any) -> None:
+    """P-22, P-37: every counter is perfect, and the answer is wrong."""
     late = Fault("clear_not_done", 2, scenario="lmcache")
     result = summary.conclude(await run(late, damage="restarted"))
     assert result["verdict"]["status"] == "refuted"

@@ -30,6 +30,7 @@ def polls(rows: Sequence[tuple[float | None, float | None, float | None, int]]) 
 
 
 def test_it_waits_until_everything_is_accounted_for_and_quiet() -> None:
+    """P-12: submitted = completed + failed, and three polls without a change."""
     seen = polls(P12)
     assert [settled(seen[:n]) for n in range(1, 5)] == [False, False, False, True]
 

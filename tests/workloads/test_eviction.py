@@ -66,6 +66,7 @@ async def test_every_setting_keeps_what_is_predicted(
 async def test_an_l1_that_never_evicts_compares_nothing(
     profile_file: Callable[..., Path], tmp_path: Path
 ) -> None:
+    """P-17: eviction that acts never, or too late, is said."""
     folder = await measure(profile_file(**ONE), tmp_path, l1_chunks=1000)
     verdict = summary.conclude(folder)["verdict"]
     assert verdict["status"] == "invalid"
@@ -123,6 +124,7 @@ def test_settings_follow_from_the_profile() -> None:
 
 
 def test_refused_stores_are_no_eviction() -> None:
+    """P-17: an allocation that failed is no eviction."""
     name = "lmcache_mp_l1_allocation_failure_chunks_total"
     account = evidence.account(("w", 1, "fill"), {}, evidence.Readings([]), has_lmcache=True)
     for count, holds in ((0.0, True), (7.0, False)):

@@ -61,6 +61,7 @@ def test_what_the_profile_says_of_the_flag_does_not_matter(default: bool | None)
 
 @pytest.mark.parametrize("arm", [OFF, ON])
 def test_args_without_the_flag_are_refused(arm: str) -> None:
+    """P-25: "ablation not defined"."""
     made = plans()
     words = [word for word in argv_of(made[arm]) if "object-groups" not in word]
     made[arm] = changed(made[arm], *words)
@@ -75,6 +76,7 @@ def test_a_raw_flag_that_takes_the_setting_back_is_refused() -> None:
 
 
 def test_two_arms_with_the_same_base_path_are_refused() -> None:
+    """P-25: layouts are not interchangeable."""
     made = plans()
     on = [word.replace(f"/l2/{ON}", f"/l2/{OFF}") for word in argv_of(made[ON])]
     made[ON] = changed(made[ON], *on)

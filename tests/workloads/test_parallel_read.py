@@ -176,6 +176,7 @@ async def test_a_fault_makes_it_invalid_and_says_which(
 async def test_a_rate_above_the_ceiling_is_not_plausible(
     profile_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """P-38, P-16: faster than fio on the same path is no disk."""
     monkeypatch.setattr(fio, "run", lambda *_: fio.Rate(bytes=100, seconds=1.0, requests=1))
     found = summary.conclude(await measure(profile_file(**ONE), tmp_path))
     assert found["verdict"]["status"] == "invalid"

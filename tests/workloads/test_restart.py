@@ -60,6 +60,7 @@ def failing(found: dict[str, Any]) -> list[str]:
 
 
 async def test_a_healthy_run_holds_and_is_verified(tmp_path: Path) -> None:
+    """P-29: both servers are stopped, LMCache starts first; P-12 before, P-16 after."""
     folder = await run(tmp_path)
     found = summary.conclude(folder)
     assert not failing(found), found["verdict"]

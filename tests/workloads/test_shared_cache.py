@@ -32,6 +32,7 @@ async def measure(path: Path, tmp_path: Path, *faults: Fault) -> RunDir:
 async def test_a_guest_restores_what_another_instance_computed(
     profile_file: Callable[..., Path], tmp_path: Path
 ) -> None:
+    """P-32: B on A's contexts with B's L0 empty, then again after A has ended."""
     folder = await measure(profile_file(), tmp_path)
     found = summary.conclude(folder)
     assert found["verdict"]["status"] == "proven", found["verdict"]
@@ -97,6 +98,7 @@ def ready(ids: list[int]) -> list[Event]:
 
 
 def test_instances_must_be_different_workers() -> None:
+    """P-32: as many distinct ids as instances."""
     assert results.workers_distinct(ready([1, 2]), 2).holds is True
     assert results.workers_distinct(ready([1, 1]), 2).holds is False
     assert results.workers_distinct(ready([1]), 2).holds is False
