@@ -342,7 +342,7 @@ def reproduce(
         _pull(profile, _overrides(set_))
     outcome = reproduction.reproduce(
         profile,
-        experiments=experiment or tuple(reproduction.MEASURING),
+        experiments=experiment,
         overrides=_overrides(set_),
         languages=_languages(lang),
         runs=runs,

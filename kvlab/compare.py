@@ -30,8 +30,10 @@ def compare(
             f" {other.get('experiment')}",
             hint="compare two runs of the same experiment",
         )
-    same_host = one.get("fingerprint") is not None and (
-        one.get("fingerprint") == other.get("fingerprint")
+    same_host = (
+        one.get("fingerprint") is not None
+        and one.get("fingerprint") == other.get("fingerprint")
+        and _attached(one) == _attached(other)
     )
     if not same_host and not allow_different_hosts:
         raise UsageError(
@@ -57,6 +59,18 @@ def compare(
         common = min(len(s["arms"]) for s in summaries)
         result["arms"] = [_arm(first, second, summaries, -place) for place in range(common, 0, -1)]
     return result
+
+
+def _attached(manifest: Mapping[str, Any]) -> set[str]:
+    """The URLs of the deployment that was measured, whose machines the fingerprint does not know.
+
+    None of them where kvlab started the servers on its own machine.
+    """
+    profile = manifest.get("profile") or {}
+    section = profile.get("attach") if profile.get("runtime") == "attach" else None
+    places = [*(section or {}).get("vllm", ()), *(section or {}).get("lmcache", ())]
+    places += [baseline] if (baseline := (section or {}).get("baseline")) else []
+    return {str(place.get("url")) for place in places if isinstance(place, dict)}
 
 
 def _arm(

@@ -46,6 +46,8 @@ class Plan:
     pause_s: float
     concurrency: int
     has_l2: bool
+    attached: bool
+    """Whether the servers already ran and kvlab started none of them."""
     sees_l2: bool
     """Whether kvlab could look into the L2 folder: not into that of an attached deployment."""
     object_groups: bool | None
@@ -128,6 +130,7 @@ def _plan(manifest: Mapping[str, Any]) -> Plan:
         pause_s=two_round["pause_s"],
         concurrency=two_round.get("concurrency") or 1,
         has_l2=cache.get("l2") is not None,
+        attached=profile.get("runtime") == "attach",
         sees_l2=sees_l2(profile),
         object_groups=cache.get("separate_object_groups"),
         kv_ranks=max(1, int((profile["engine"].get("flags") or {}).get("tensor-parallel-size", 1))),
@@ -230,6 +233,14 @@ class Readings:
 
     def __init__(self, scrapes: Sequence[Scrape]):
         self._by_place = {(s.scenario, s.repeat, s.source, s.boundary): s for s in scrapes}
+
+    def instances(self, scenario: str, role: str) -> list[str]:
+        """The names of a role's servers where there are several, each counted by itself."""
+        names = {place[2] for place in self._by_place if place[0] == scenario}
+        return sorted(
+            (name for name in names if name.rpartition("-")[0] == role and name[-1].isdigit()),
+            key=lambda name: (len(name), name),
+        )
 
     def kv_tokens(self, scenario: str, source: str | None = None) -> list[int]:
         """The size of vLLM's own cache as its metrics state it, one entry per scrape.

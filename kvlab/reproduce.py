@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kvlab import experiment, notebook, notebook_run, profile, verdict
+from kvlab import experiment, notebook, notebook_run, profile, runtime, verdict
 from kvlab.agenda import Agenda
 from kvlab.errors import NotebookFailed, UsageError
 from kvlab.report import index
@@ -55,7 +55,7 @@ class Outcome:
 def reproduce(
     profile_name: str,
     *,
-    experiments: Sequence[str] = tuple(MEASURING),
+    experiments: Sequence[str] | None = None,
     overrides: Mapping[str, Any] | None = None,
     languages: Sequence[str] = ("tr", "zh", "en"),
     runs: Path = Path("data/runs"),
@@ -63,16 +63,17 @@ def reproduce(
 ) -> Outcome:
     """The outcome of preflight, the experiments and the reports on a profile.
 
-    ``two-round`` always runs, and first: the reports are about it. Pages go to a folder of their
-    own below ``reports``. Raises NotebookFailed when the two-round notebook or a report did not
-    run to its end; another experiment that fails is kept among the outcome's failures.
+    Without ``experiments`` all that the profile's runtime can do are run. ``two-round`` always
+    runs, and first: the reports are about it. Pages go to a folder of their own below ``reports``.
+    Raises NotebookFailed when the two-round notebook or a report did not run to its end; another
+    experiment that fails is kept among the outcome's failures.
     """
     chosen = profile.load(profile_name, overrides)
     given = {"profile": str(profile_name), "overrides": dict(overrides or {})}
     folder = reports / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{chosen.name}"
     folder.mkdir(parents=True)
     outcome = Outcome()
-    names = _in_order(experiments)
+    names = _in_order(experiments or [n for n in MEASURING if runtime.can(chosen, n)])
     agenda = Agenda(
         {name: experiment.forecast(name, chosen) for name in names},
         more_notebooks=1 + len(languages),

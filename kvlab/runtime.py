@@ -48,6 +48,15 @@ def of(profile: Profile) -> Runtime:
     return runtime
 
 
+def can(profile: Profile, experiment: str) -> bool:
+    """Whether the profile's runtime can do the experiment."""
+    try:
+        of(profile).refuse(profile, experiment, False)
+    except UsageError:
+        return False
+    return True
+
+
 def models_folder(runs: Path) -> Path:
     """Where built models are kept: beside the runs."""
     return Path(os.environ.get("KVLAB_MODELS", runs.parent / "models")).resolve()

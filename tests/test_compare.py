@@ -59,6 +59,17 @@ def test_different_hosts_are_refused(tmp_path: Path, fingerprint: str | None) ->
     assert "the hosts differ" in compare.text(found)
 
 
+def test_two_attached_deployments_are_two_hosts() -> None:
+    def manifest(url: str, runtime: str = "attach") -> dict[str, Any]:
+        section = {"vllm": [{"url": url}], "lmcache": [{"url": "http://c"}], "baseline": None}
+        return {"profile": {"runtime": runtime, "attach": section}}
+
+    assert compare._attached(manifest("http://a")) == {"http://a", "http://c"}
+    assert compare._attached(manifest("http://a")) != compare._attached(manifest("http://b"))
+    assert compare._attached(manifest("http://a", "process")) == set()
+    assert compare._attached({}) == set()
+
+
 def test_hosts_that_are_both_unknown_are_not_the_same(tmp_path: Path) -> None:
     unknown = {"fingerprint": None}
     first = make_run(tmp_path / "a", manifest=unknown)

@@ -125,6 +125,42 @@ def conservation(accounts: Sequence[Account]) -> dict[str, Any]:
     }
 
 
+INSTANCE_COUNTS = {
+    "vllm": ("prompt_tokens", "local_hits", "external_hits"),
+    "lmcache": ("l1_hit_tokens", "l2_hit_tokens", "l1_write_chunks"),
+}
+
+
+def instances(plan: Plan, readings: Readings) -> dict[str, dict[str, Any]] | None:
+    """What each server of an attached deployment counted, where there are several of a kind.
+
+    By server and round, over all repeats of the treated arm; a count that is unknown in any of
+    them is absent.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for role, names in INSTANCE_COUNTS.items():
+        for server in readings.instances(plan.treated, role):
+            found[server] = {
+                name: {
+                    canonical: _over_repeats(plan, readings, server, name, canonical)
+                    for canonical in names
+                }
+                for name in evidence.ROUNDS
+            }
+    return found or None
+
+
+def _over_repeats(
+    plan: Plan, readings: Readings, server: str, name: str, canonical: str
+) -> int | None:
+    grown = [
+        readings.grown((plan.treated, repeat, name), server, canonical).value
+        for repeat in range(1, plan.repeats + 1)
+    ]
+    known = [value for value in grown if value is not None]
+    return round(sum(known)) if len(known) == len(grown) else None
+
+
 def requests(accounts: Sequence[Account], arm: str) -> dict[str, Any]:
     """How many requests of the two rounds were sent, completed and failed, and why.
 

@@ -70,6 +70,7 @@ def summarise(run: RunDir) -> dict[str, Any]:
         "served_tokens": {
             arm: {name: entries.served(accounts, arm, name) for name in ROUNDS} for arm in plan.arms
         },
+        "instances": entries.instances(plan, readings) if plan.attached else None,
         "conservation": entries.conservation(accounts),
         "correctness": facts.correctness,
         "drain": drains(facts),
@@ -105,6 +106,11 @@ def text(found: Mapping[str, Any]) -> str:
                 f"bill: round 1 with LMCache takes {cold['ratio']:.2f} times as long as without "
                 f"({low:.2f} to {high:.2f}): {cold['answer']} (margin {cold['margin']:.0%})"
             )
+    for server, rounds in (found.get("instances") or {}).items():
+        counts = ", ".join(
+            f"{name.replace('_', ' ')} {n:,}" for name, n in rounds["measure"].items()
+        )
+        lines.append(f"{server}, round 2: {counts}")
     times = found.get("time_s") or {}
     if times.get("overhead_share") is not None:
         lines.append(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvlab import experiment, profile, report, summary, verdict, verify
+from kvlab import experiment, profile, report, runtime, summary, verdict, verify
 from kvlab.errors import KvlabError, ProfileError, StackNotReady, UsageError
 from kvlab.profile import Endpoint, Profile
 from kvlab.rundir import RunDir
@@ -177,6 +177,12 @@ async def test_counters_are_summed_and_shown_by_instance(running: Attach, tmp_pa
         if (s.scenario, s.repeat, s.boundary) == ("lmcache", 1, "measure:end")
     }
     assert set(last) == {"vllm", "vllm-1", "vllm-2", "lmcache"}
+    shown = result["instances"]
+    assert list(shown) == ["vllm-1", "vllm-2"]
+    counted = [server["measure"]["external_hits"] for server in shown.values()]
+    assert min(counted) > 0
+    assert sum(counted) == 12 * 64
+    assert "vllm-2, round 2: prompt tokens 420" in summary.text(result)
     name = "vllm:external_prefix_cache_hits_total"
     assert last["vllm"][name] == last["vllm-1"][name] + last["vllm-2"][name]
     assert last["vllm-1"][name] > 0
@@ -212,6 +218,14 @@ async def test_an_interrupted_run_asks_other_prompts_when_it_is_resumed(
         folder = await experiment.run_async("two-round", one.path, runs=path.parent, resume=path)
     held = {i["name"]: i["holds"] for i in summary.summarise(folder)["invariants"]}
     assert held["round-1-cold"] is True
+
+
+def test_what_a_runtime_can_do() -> None:
+    chosen = profile.load("attach")
+    assert [n for n in experiment.RECIPES if runtime.can(chosen, n)] == ["two-round"]
+    clearing = profile.load("attach", {"attach.may_clear": True})
+    assert runtime.can(clearing, "acceptance")
+    assert runtime.can(profile.load("embedded"), "restart")
 
 
 # What is refused, and when
