@@ -18,6 +18,8 @@ from kvlab.units import ns_to_ms
 
 ROUNDS = ("fill", "measure")
 TIERS = ("L0", "L1", "L2")
+SOURCES = ("page cache", "unknown", "disk")
+"""Where bytes that came from disk may have come from, the worst first."""
 
 Key = tuple[str, int, str]
 """Scenario, repeat, round."""

@@ -31,6 +31,7 @@ from kvlab.workloads import (
     restart,
     shared_cache,
     soak,
+    storage_test,
     two_round,
 )
 
@@ -51,6 +52,8 @@ class Recipe:
     """The steps of these arms: of every repeat, or of so many."""
     own_folder: bool = False
     """Whether the workload is also given the run's folder, as ``folder``: it lays files there."""
+    servers: bool = True
+    """Whether it starts any: only then must the engine and the model be there."""
     pace_s: Callable[[Profile], dict[str, float]] = lambda _: {}
     """Seconds of steps that come at a set rate."""
 
@@ -107,6 +110,14 @@ RECIPES: dict[str, Recipe] = {
         order=parallel_read.order,
         steps=parallel_read.steps,
         own_folder=True,
+    ),
+    "storage": Recipe(
+        workload=storage_test.storage_test,
+        arms=storage_test.arms,
+        order=storage_test.order,
+        steps=storage_test.steps,
+        own_folder=True,
+        servers=False,
     ),
     "soak": Recipe(
         workload=soak.soak,
@@ -165,7 +176,7 @@ async def run_async(
         chosen = profile.from_dict(manifest["profile"], f"profile of {resume}")
     else:
         chosen = profile.load(profile_name, overrides, experiment=experiment)
-    wanted = runtime.of(chosen) if launcher is None else None
+    wanted = runtime.of(chosen) if launcher is None and recipe.servers else None
     if wanted:
         wanted.refuse(chosen, experiment, control)
     with host.exclusive():
@@ -176,8 +187,10 @@ async def run_async(
         else:
             manifest = _manifest(experiment, recipe, chosen, prepared, runs, control=control)
             folder = RunDir.create(runs, manifest)
-        launcher = launcher or runtime.of(chosen).launcher
-        await _measure(recipe, chosen, folder, launcher(chosen, folder))
+        launch = None
+        if recipe.servers:
+            launch = (launcher or runtime.of(chosen).launcher)(chosen, folder)
+        await _measure(recipe, chosen, folder, launch)
     return folder
 
 
@@ -203,7 +216,7 @@ def forecast(experiment: str, chosen: Profile) -> progress.Forecast:
     return recipe.forecast(chosen, recipe.chosen_arms(chosen))
 
 
-async def _measure(recipe: Recipe, chosen: Profile, folder: RunDir, launch: Launch) -> None:
+async def _measure(recipe: Recipe, chosen: Profile, folder: RunDir, launch: Launch | None) -> None:
     arms = tuple(folder.manifest["arms"])
     finished = folder.finished_arms()
     with _kept(folder), _watched(recipe, chosen, folder, finished):
@@ -226,6 +239,7 @@ def _kept(folder: RunDir) -> Iterator[None]:
     folder.append(Event(at_ns=now_ns(), kind="run_started"))
     try:
         yield
+        folder.make_streams()
         status = "complete"
     except KvlabError as error:
         detail = {"error": error.message, "hint": error.hint}

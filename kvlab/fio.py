@@ -83,17 +83,18 @@ def words(job: Job, folder: Path, output: Path, *, layout: bool = False) -> list
     return command
 
 
-def run(job: Job, folder: Path) -> Rate:
+def run(job: Job, folder: Path, source: Path | None = None) -> Rate:
     """What the job came to in that folder; its files stay, see ``clear``.
 
-    A read's files are written before the clock starts. Raises HostBusy without fio, and
+    A read's files are written before the clock starts, in ``source`` where the folder is a mount of
+    another one. Raises HostBusy without fio, and
     MeasurementError when fio fails or says something that is no result.
     """
     refuse_missing()
     with tempfile.TemporaryDirectory(prefix="kvlab-fio-") as scratch:
         output = Path(scratch) / "fio.json"
         if job.kind == "read":
-            _call(words(job, folder, output, layout=True), folder)
+            _call(words(job, source or folder, output, layout=True), folder)
         _call(words(job, folder, output), folder)
         return parse(output.read_bytes(), job.kind)
 

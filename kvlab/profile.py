@@ -423,7 +423,21 @@ class ParallelRead(Part):
         return self
 
 
+class StorageTest(Part):
+    """Two workloads beside the cache: a snapshot written by several, models loaded by several."""
+
+    repeats: int = Field(default=3, ge=1)
+    writers: int = Field(default=8, ge=1)
+    snapshot_mb: int = Field(default=64, ge=1)
+    """Written by each writer, in MiB."""
+    readers: list[Annotated[int, Field(ge=1)]] = Field(default=[1, 8], min_length=1)
+    """Processes that load a model at once; each has a file of its own."""
+    model_mb: int = Field(default=64, ge=1)
+    """Size of each model's safetensors file, in MiB."""
+
+
 class Experiments(Part):
+    storage: StorageTest = StorageTest()
     parallel_read: ParallelRead = ParallelRead()
     two_round: TwoRound = TwoRound()
     restart: Restart = Restart()

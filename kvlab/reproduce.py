@@ -75,7 +75,10 @@ def reproduce(
     outcome = Outcome()
     names = _in_order(experiments or [n for n in MEASURING if runtime.can(chosen, n)])
     agenda = Agenda(
-        {name: experiment.forecast(name, chosen) for name in names},
+        {
+            name: experiment.forecast(name, profile.load(profile_name, overrides, experiment=name))
+            for name in names
+        },
         more_notebooks=1 + len(languages),
     )
     preflight = notebook_run.execute("00_preflight", folder, given, agenda)

@@ -158,6 +158,11 @@ class RunDir:
         if self.on_append is not None:
             self.on_append(record)
 
+    def make_streams(self) -> None:
+        """Make the files of kinds of records that did not happen: one that is missing was lost."""
+        for name in STREAMS.values():
+            (self.path / name).touch()
+
     def requests(self) -> list[RequestRecord]:
         """Every request record, in the order written."""
         return [records.from_json(RequestRecord, row) for row in self._rows(RequestRecord)]

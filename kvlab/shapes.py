@@ -103,10 +103,14 @@ def _is_process(value: Any) -> bool:
 
 
 def _is_fact(value: Any) -> bool:
-    """What a log states: a value, names, or the lines of one kind, counted."""
+    """What a log states: a value, a list of values, or the lines of one kind, counted."""
     if isinstance(value, dict):
         return _is_whole(value.get("count", 0)) and _lists(_is_text)(value.get("lines", []))
-    return value is None or isinstance(value, str | int | float) or _lists(_is_text)(value)
+    return value is None or _is_value(value) or _lists(_is_value)(value)
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, str | int | float)
 
 
 def _is_facts(value: Any) -> bool:

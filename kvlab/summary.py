@@ -23,6 +23,7 @@ EXPERIMENTS: tuple[str, ...] = (
     "shared-cache",
     "eviction",
     "parallel-read",
+    "storage",
     "soak",
 )
 """Each has a module of its name in ``kvlab.results``, with ``summarise`` and ``text``."""

@@ -18,7 +18,7 @@ STATUSES = ("proven", "not shown", "refuted", "invalid")
 COMPLETE = (None, "complete")
 EXPERIMENTS = (
     *("restart", "object-groups", "acceptance", "shared-cache", "eviction", "parallel-read"),
-    "soak",
+    *("storage", "soak"),
 )
 """In the order in which reports speak of them."""
 HEADLINE = ("speedup", "ttft_ms", "ttft_series_ms", "false_gain", "predicted")

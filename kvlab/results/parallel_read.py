@@ -16,8 +16,8 @@ from kvlab.evidence import Account, Key, Plan, Readings
 from kvlab.invariants import Facts, Invariant, servers, stores, tokens
 from kvlab.invariants import requests as conditions
 from kvlab.invariants.facts import weigh
-from kvlab.records import Event, RequestRecord
-from kvlab.results import entries
+from kvlab.records import RequestRecord
+from kvlab.results import ceilings, entries
 from kvlab.results.frame import frame, verdict_lines
 from kvlab.rundir import RunDir
 from kvlab.units import ns_to_ms, ns_to_s
@@ -40,10 +40,8 @@ class Book:
     """The profile's ``experiments.parallel_read``."""
     variants: Mapping[tuple[str, int], Mapping[str, Any]]
     """The detail of each arm's ``variant`` event, by label and repeat."""
-    ceilings: Mapping[str, Sequence[Mapping[str, Any]]]
-    """What fio read, by place."""
     places: Mapping[str, Mapping[str, Any]]
-    """The profile's ``storage.paths``, by name."""
+    """The places and what fio read there, by name, in the profile's order."""
     seed: int
 
     @property
@@ -90,7 +88,6 @@ def summarise(run: RunDir) -> dict[str, Any]:
     facts = book.facts
     rows = [_row(book, label, slots) for label in book.labels for slots in book.slots]
     compared = [*_comparisons(book, rows)]
-    paths = _paths(book)
     held = check(book, rows)
     figures = {
         "workload": {
@@ -102,10 +99,10 @@ def summarise(run: RunDir) -> dict[str, Any]:
             "concurrency": book.slots,
             "ttft_limit_s": book.setup["ttft_limit_s"],
         },
-        "emulated": any("emulated" in path and path["emulated"] for path in paths),
+        "emulated": any(place["emulated"] for place in book.places.values()),
         "reference": book.reference,
         "treated": book.treated,
-        "paths": paths,
+        "paths": [*book.places.values()],
         "variants": rows,
         "comparisons": compared,
         "correctness": facts.correctness,
@@ -176,8 +173,7 @@ def _book(run: RunDir) -> Book:
         facts=facts,
         setup=setup,
         variants={pair: variants.get(pair, {}) for pair in arms},
-        ceilings=_ceilings(events),
-        places={str(one["name"]): one for one in manifest["profile"]["storage"]["paths"]},
+        places={str(one["name"]): one for one in ceilings.places(manifest, events)},
         seed=run.bootstrap_seed,
     )
 
@@ -201,15 +197,6 @@ def _keys(
             yield (label, repeat, "fill")
             yield from ((label, repeat, f"memory-{slots}") for slots in setup["concurrency"])
         yield from ((label, repeat, f"measure-{slots}") for slots in setup["concurrency"])
-
-
-def _ceilings(events: Sequence[Event]) -> dict[str, list[Mapping[str, Any]]]:
-    """What fio read, by place and number of readers; of one measured again, the last counts."""
-    found: dict[str, dict[int, Mapping[str, Any]]] = {}
-    for event in events:
-        if event.kind == "ceiling":
-            found.setdefault(str(event.detail["path"]), {})[event.detail["readers"]] = event.detail
-    return {path: [by[readers] for readers in sorted(by)] for path, by in found.items()}
 
 
 # Correctness.
@@ -376,8 +363,7 @@ def _per_load(book: Book, account: Account) -> float | None:
 
 def _source(sources: Sequence[str]) -> str | None:
     """The worst of the labels; None: nothing was read."""
-    ranked = ("page cache", "unknown", "disk")
-    return min(sources, key=ranked.index) if sources else None
+    return min(sources, key=evidence.SOURCES.index, default=None)
 
 
 def _total(values: Iterator[float | None]) -> float | None:
@@ -391,13 +377,9 @@ def _over(top: float | None, bottom: float | None) -> float | None:
     return top / bottom if top is not None and bottom else None
 
 
-def _gb_per_s(ceiling: Mapping[str, Any]) -> float:
-    return float(ceiling["bytes"] / ceiling["seconds"] / 1e9)
-
-
 def _best(book: Book, path: Any) -> float | None:
     """The most that fio read in a place, in GB/s."""
-    return max(map(_gb_per_s, book.ceilings.get(str(path), [])), default=None)
+    return book.places.get(str(path), {}).get("ceiling_gb_per_s")
 
 
 def _plausible(book: Book, rate: float | None, best: float | None) -> bool | None:
@@ -405,36 +387,6 @@ def _plausible(book: Book, rate: float | None, best: float | None) -> bool | Non
     if rate is None or best is None:
         return None
     return rate <= best * (1 + float(book.setup["ceiling_margin"]))
-
-
-def _paths(book: Book) -> list[dict[str, Any]]:
-    """The places in the profile's order, with what fio read there."""
-    return [
-        {
-            "name": path,
-            "emulated": ceilings[-1].get("emulated"),
-            **_delays(book.places.get(path, {})),
-            "device": ceilings[-1].get("device"),
-            "ceilings": [
-                {
-                    "readers": one["readers"],
-                    "block_bytes": one["block_bytes"],
-                    "direct": one["direct"],
-                    "gb_per_s": _gb_per_s(one),
-                }
-                for one in ceilings
-            ],
-            "ceiling_gb_per_s": _best(book, path),
-        }
-        for path, ceilings in book.ceilings.items()
-    ]
-
-
-def _delays(place: Mapping[str, Any]) -> dict[str, Any]:
-    """What an emulated mount was set to; empty for a place that is what it is."""
-    if place.get("mount_of") is None:
-        return {}
-    return {name: place.get(name) for name in ("mount_of", "latency_ms", "bandwidth_mb_s")}
 
 
 def _comparisons(book: Book, rows: Rows) -> Iterator[dict[str, Any]]:
@@ -460,7 +412,7 @@ def _kind(book: Book, place: Mapping[str, Any], other: Mapping[str, Any]) -> str
     if other["path"] == path:
         return "adapter" if other["adapter"] == book.reference else None
     real = not place.get("emulated") and not other.get("emulated")
-    last = [*book.ceilings][-1] if book.ceilings else None
+    last = [*book.places][-1] if book.places else None
     return "path" if real and adapter == other["adapter"] and other["path"] == last else None
 
 
@@ -510,7 +462,7 @@ def whole(book: Book) -> Invariant:
     """Every planned arm ran, and fio read every place."""
     missing = [f"{label}, repeat {n}" for (label, n), one in book.variants.items() if not one]
     used = {str(one["path"]) for one in book.variants.values() if one.get("path")}
-    unread = [f"the ceiling of {path}" for path in sorted(used - book.ceilings.keys())]
+    unread = [f"the ceiling of {path}" for path in sorted(used - book.places.keys())]
     return weigh("whole", f"{len(book.variants)} arms", [], missing + unread)
 
 
@@ -605,7 +557,7 @@ def cautions(book: Book, rows: Rows) -> Iterator[dict[str, Any]]:
             "starts, and the arms' order was not turned",
             "values": {"repeats": book.facts.plan.repeats},
         }
-    for path in _paths(book):
+    for path in book.places.values():
         if path["emulated"]:
             yield {
                 "id": "emulated",
@@ -625,7 +577,7 @@ def cautions(book: Book, rows: Rows) -> Iterator[dict[str, Any]]:
 def _reach(held: Sequence[Invariant], book: Book, compared: Rows) -> Verdict:
     """Proven when the treated adapter is faster at every concurrency in the first place."""
     reasons = verdict.blockers(held)
-    first = next(iter(book.ceilings), None)
+    first = next(iter(book.places), None)
     kind = "recompute" if book.treated == book.reference else "adapter"
     found = [
         one

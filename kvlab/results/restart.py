@@ -27,8 +27,6 @@ COARSE = "coarse-batches"
 RULE_AGAIN = "rule-again"
 KILLED = (-9, 137)
 """Exit codes of what SIGKILL ended: a process, and a container."""
-SOURCES = ("page cache", "unknown", "disk")
-"""Where records were read from, the label that claims least first."""
 
 
 Latest = Mapping[tuple[str, int, str, int], RequestRecord]
@@ -90,7 +88,7 @@ def summarise(run: RunDir) -> dict[str, Any]:
         },
         "speedup": entries.speedup_figures(speedup),
         "variants": variants,
-        "read_source": min(labels, key=SOURCES.index),
+        "read_source": min(labels, key=evidence.SOURCES.index),
         "controls": controls,
         "rule": rule(latest, facts),
         "correctness": facts.correctness,
@@ -228,7 +226,9 @@ def variant(facts: Facts, stop: str, latest: Latest, seed: int) -> dict[str, Any
             default=None,
         ),
         "device": next((one["device"] for one in reads if one["device"]), None),
-        "read_source": min((one["source"] for one in reads), key=SOURCES.index, default="unknown"),
+        "read_source": min(
+            (one["source"] for one in reads), key=evidence.SOURCES.index, default="unknown"
+        ),
     }
 
 

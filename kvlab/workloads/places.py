@@ -122,7 +122,7 @@ class Places:
             runtime_s=self.setup.runtime_s,
         )
         before = storage.device_read_bytes(entered.source)
-        rate = await asyncio.to_thread(fio.run, job, folder)
+        rate = await asyncio.to_thread(fio.run, job, folder, entered.source / FIO)
         after = storage.device_read_bytes(entered.source)
         detail = {
             **entered.described(),

@@ -16,6 +16,7 @@ from tests.report import (
     predicted_cases,
     read_cases,
     restart_cases,
+    storage_cases,
     tier_cases,
 )
 
@@ -160,4 +161,5 @@ def every() -> dict[str, Summary]:
     found |= dict(restart_cases.cases(summary()))
     found |= dict(read_cases.cases(summary()))
     found |= dict(predicted_cases.cases(summary()))
+    found |= dict(storage_cases.cases(summary()))
     return found

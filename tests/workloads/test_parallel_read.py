@@ -74,7 +74,7 @@ def _fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that reads 1 GB/s by one reader, and tells everything it reads from here on."""
     told = iter(range(0, 10**12, 10**7))
     monkeypatch.setattr(
-        fio, "run", lambda job, folder: fio.Rate(bytes=job.jobs * 10**9, seconds=1.0, requests=1)
+        fio, "run", lambda job, *_: fio.Rate(bytes=job.jobs * 10**9, seconds=1.0, requests=1)
     )
     monkeypatch.setattr(storage, "device_read_bytes", lambda path: next(told))
     monkeypatch.setattr(storage, "device", lambda path: "vda")
