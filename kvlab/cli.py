@@ -322,6 +322,21 @@ def predict(
     typer.echo(_json(found) if as_json else answers.text(found))
 
 
+@app.command(epilog="Example: kvlab gates data/runs/<one> data/runs/<other> --json")
+def gates(
+    run: Annotated[list[Path], typer.Argument(help="Run folders of one machine.")],
+    as_json: Json = False,
+) -> None:
+    """Judge the acceptance gates G1 to G4 from run folders; exit 1 when one fails."""
+    from kvlab import gates as acceptance
+    from kvlab.rundir import RunDir
+
+    result = acceptance.judge([RunDir.open(path) for path in run])
+    typer.echo(_json(result) if as_json else acceptance.text(result))
+    if any(gate["status"] == acceptance.FAIL for gate in result["gates"]):
+        raise typer.Exit(1)
+
+
 @app.command(epilog="Example: kvlab reproduce embedded --lang tr,zh,en")
 def reproduce(
     profile: Profile = "embedded",

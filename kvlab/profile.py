@@ -436,6 +436,21 @@ class StorageTest(Part):
     """Size of each model's safetensors file, in MiB."""
 
 
+class Gates(Part):
+    """What `kvlab gates` demands; null: the gate cannot be measured on this machine."""
+
+    read_gb_per_s_min: float | None = Field(default=None, gt=0)
+    """G1: what fio must read on the first place with the most readers."""
+    write_gb_per_s_min: float | None = Field(default=None, gt=0)
+    """G1: what the snapshot must write there."""
+    ttft_reduction_min: float = Field(default=0.25, gt=0, lt=1)
+    """G3: the share by which TTFT must fall, with its whole interval."""
+    throughput_gain: tuple[float, float] = (0.29, 0.40)
+    """G3: the published band of the gain in output tokens per second; its lower end is demanded."""
+    soak_s: float = Field(default=259_200, gt=0)
+    """G4: 72 hours."""
+
+
 class Experiments(Part):
     storage: StorageTest = StorageTest()
     parallel_read: ParallelRead = ParallelRead()
@@ -504,6 +519,7 @@ class Profile(Part):
     experiments: Experiments = Experiments()
     stand_ins: dict[str, str] = {}
     """Experiments that run on another profile of the same machine, by its name."""
+    gates: Gates = Gates()
     correctness: Correctness = Correctness()
     thresholds: Thresholds = Thresholds()
     timeouts: Timeouts = Timeouts()

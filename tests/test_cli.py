@@ -15,7 +15,7 @@ from tests.builders import make_run
 
 COMMANDS = (
     *("profiles", "check", "plan", "run", "report", "verify", "compare", "reproduce", "engine"),
-    *("clean", "predict"),
+    *("clean", "predict", "gates"),
 )
 
 
