@@ -48,6 +48,7 @@ def test_profiles_are_listed_one_line_each() -> None:
             "embedded-665",
             "embedded-docker",
             "embedded-read",
+            "mi308x",
             "smoke",
         )
     ]

@@ -114,7 +114,8 @@ def test_an_a_b_and_its_control_from_run_folders(tmp_path: Path) -> None:
 
 
 def test_a_partial_run_is_left_out(tmp_path: Path) -> None:
-    run = make_run(tmp_path, manifest={"status": "partial"})
+    run = make_run(tmp_path)
+    run.update_manifest(status="partial")
     result = gates.judge([run])
     assert result["left_out"] == [run.id]
     assert result["gates"][1]["status"] == "not measured"
