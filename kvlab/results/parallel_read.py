@@ -455,6 +455,7 @@ def check(book: Book, rows: Rows) -> list[Invariant]:
         _filled(book, stores.chunks_stored),
         _filled(book, stores.stores_drained),
         servers.servers_up(facts),
+        servers.kv_alike(facts, {label: servers.kv_tokens(facts, label) for label in book.labels}),
     ]
 
 

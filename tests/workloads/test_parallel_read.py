@@ -160,6 +160,7 @@ async def test_an_interrupted_run_fills_again_and_goes_on(
         (Fault("clear_not_done", scenario="local-fs"), "which was not empty"),
         (Fault("cached_tokens", 16, tokens=70, scenario="local-fs", nth=2), "round 1 warm"),
         (Fault("truncated", **SECOND, nth=3), "truncated stream"),
+        (Fault("kv_cache_tokens", 128, scenario="recompute"), "arms not comparable"),
         (Fault("wrong_length", 2, **SECOND, nth=3), "wrong output length"),
     ],
     ids=lambda value: value.name if isinstance(value, Fault) else "",
