@@ -53,7 +53,9 @@ def compare(
             for key, a, b in _settings(one["profile"], other["profile"])
         },
     }
-    if all(valid):
+    if all(valid) and one["experiment"] != "two-round":
+        result["arms"] = [*_named_arms(first, second)]
+    elif all(valid):
         if all(s["speedup"] for s in summaries):
             result["speedup"] = [s["speedup"] for s in summaries]
         common = min(len(s["arms"]) for s in summaries)
@@ -86,6 +88,23 @@ def _arm(
     if ratio is not None:
         found["ratio"] = {"value": ratio.value, "ci95": [ratio.low, ratio.high]}
     return found
+
+
+def _named_arms(first: RunDir, second: RunDir) -> Iterator[dict[str, Any]]:
+    """The arms that both runs of an experiment have, by its own names; none where it has no times.
+
+    The contexts of two runs differ in their tokens; their place pairs them, and their length.
+    """
+    before, after = summary.times(first), summary.times(second)
+    for name in before:
+        medians = [stats.arm_median(times[name]) for times in (before, after) if name in times]
+        if len(medians) < 2 or None in medians:
+            continue
+        found: dict[str, Any] = {"arms": [name, name], "median_ms": medians}
+        ratio = stats.ratio(before[name], after[name], seed=first.bootstrap_seed)
+        if ratio is not None:
+            found["ratio"] = {"value": ratio.value, "ci95": [ratio.low, ratio.high]}
+        yield found
 
 
 def _times(run: RunDir, place: int) -> stats.Arm:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from kvlab import stats
 from kvlab.errors import RunFolderError
 from kvlab.rundir import RunDir
 
@@ -45,6 +46,13 @@ def summarise(run: RunDir) -> dict[str, Any]:
 def text(summary: Mapping[str, Any]) -> str:
     """The summary for a terminal: the verdict first, numbers only below a valid one."""
     return str(_results(summary.get("experiment"), "the summary").text(summary))
+
+
+def times(run: RunDir) -> dict[str, stats.Arm]:
+    """TTFT in ms of every arm that runs can be compared by; empty where an experiment has none."""
+    module = _results(run.manifest.get("experiment"), str(run.path))
+    found: dict[str, stats.Arm] = module.times(run) if hasattr(module, "times") else {}
+    return found
 
 
 def _results(experiment: Any, place: str) -> ModuleType:

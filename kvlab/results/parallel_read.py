@@ -113,6 +113,16 @@ def summarise(run: RunDir) -> dict[str, Any]:
     return frame(run, _reach(held, book, compared), figures, held)
 
 
+def times(run: RunDir) -> dict[str, stats.Arm]:
+    """TTFT in ms by arm and concurrency, as runs are compared: ``slow-mount-fs at 8``."""
+    book = _book(run)
+    return {
+        f"{label} at {slots}": book.times(label, f"measure-{slots}")
+        for label in book.labels
+        for slots in book.slots
+    }
+
+
 def text(found: Mapping[str, Any]) -> str:
     """The summary for a terminal: the verdict first, numbers only below a valid one."""
     lines = verdict_lines(found)
