@@ -98,4 +98,6 @@ def _l0_chunks(profile: Profile, sizes: Arithmetic) -> int | None:
         blocks = sizes.stated_pool_blocks(engine.kv_cache_tokens, engine.max_model_len)
     else:
         return None
-    return max(0, blocks - 1) // _chunk_blocks(profile, sizes)  # one block stands for none
+    # One block stands for none; a request at work takes a broken block and its running states.
+    busy = 1 + sizes.attention_groups + sizes.state_groups * sizes.state_blocks_per_request
+    return max(0, blocks - busy) // _chunk_blocks(profile, sizes)
