@@ -177,6 +177,7 @@ MANIFEST = {
     "model": "dict[str, Any] | None",
     "connector": "dict[str, Any] | None",
     "commands": "dict[str, list[str]] | None",
+    "images": "dict[str, Any] | None",
 }
 
 PROFILE = {

@@ -114,6 +114,7 @@ class SetupRows:
             ("vllm", self.at("engine", "vllm_version")),
             ("lmcache", self.at("engine", "lmcache_version")),
             ("kvlab", about.get("kvlab_version")),
+            ("image", _images(about.get("images"))),
         ]
         return [
             (self.text(f"machine.{name}"), self._value(value))
@@ -172,6 +173,17 @@ def _named(items: Any) -> str | None:
 def _disk(disk: Any) -> str | None:
     """Model and file system of the disk that holds the records, as far as they are known."""
     return _words(get(disk, "model"), get(disk, "filesystem"))
+
+
+def _images(found: Any) -> str | None:
+    """The images that containers were made from, each with the start of its digest."""
+    if not isinstance(found, dict):
+        return None
+    shown = []
+    for name, image in found.items():
+        digest = str(get(image, "digest") or get(image, "id") or "").rpartition("sha256:")[2]
+        shown.append(f"{name} (sha256:{digest[:12]})" if digest else str(name))
+    return ", ".join(shown)
 
 
 def _words(*parts: Any) -> str | None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
+import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -141,6 +145,56 @@ async def test_records_are_kept_for_a_second_launch_and_killed_servers(
         await stack.stop("bench-vllm-on")
         assert [one.name for one in containers.find(engine)] == ["bench-lmcache"]
     assert survey(folder).files >= kept
+
+
+async def test_a_port_that_somebody_has_is_refused_before_anything_starts(
+    engine: Daemon, run: RunDir
+) -> None:
+    with socket.socket() as foreign:
+        foreign.bind(("127.0.0.1", 0))
+        foreign.listen()
+        port = foreign.getsockname()[1]
+        with pytest.raises(HostBusy, match=f"port {port} is in use by"):
+            await start(run, lambda place: dummy_plan()(dataclasses.replace(place, vllm_port=port)))
+    assert events(run, "launching") == []
+
+
+async def test_the_engine_is_found_through_docker_s_context(
+    engine: Daemon, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "docker/contexts/meta" / hashlib.sha256(b"own").hexdigest()
+    folder.mkdir(parents=True)
+    endpoint = {"Host": engine.address, "SkipTLSVerify": False}
+    described = {"Name": "own", "Metadata": {}, "Endpoints": {"docker": endpoint}}
+    (folder / "meta.json").write_text(json.dumps(described))
+    (tmp_path / "docker/config.json").write_text("{}")
+    monkeypatch.delenv("DOCKER_HOST")
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    monkeypatch.setenv("DOCKER_CONTEXT", "own")
+    await start(run, dummy_plan())
+    assert len(events(run, "container_started")) == 1
+
+
+async def test_an_engine_on_another_machine_keeps_l2_there(
+    engine: Daemon, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This machine plays the other one: nothing of its files or processes is looked at."""
+    monkeypatch.setattr(Daemon, "machine", "spark")
+    monkeypatch.setattr(docker, "_refuse_unreachable", lambda *_, **__: None)
+    profile = fake_stack.profile()
+    far = Path(docker.FAR_L2) / run.id / "1-lmcache"
+    async with docker.launch(
+        profile, "lmcache", repeat=1, run=run, nonce="n", plan_for=fake(profile, "lmcache")
+    ) as stack:
+        assert stack.l2_path is None
+        assert survey(far).files > 0
+        assert stack.usage() == []
+        stack.check_alive()
+    assert not far.exists()
+    assert {one["name"] for one in events(run, "container_usage")} == {
+        *("bench-lmcache", "bench-vllm-on")
+    }
+    shutil.rmtree(far.parent)
 
 
 # What the engine refuses, in one sentence

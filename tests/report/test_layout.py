@@ -312,3 +312,12 @@ def test_a_folder_of_runs_is_read_as_one_reproduction(tmp_path: Path) -> None:
     assert report.load(tmp_path)["run"] == run.id
     assert [one["run"] for one in report.load_all([tmp_path])] == [run.id]
     assert report.load(run.path) == report.load(tmp_path)
+
+
+@pytest.mark.parametrize("lang", i18n.LANGUAGES)
+def test_the_image_of_containers_is_named_with_its_digest(lang: str) -> None:
+    summary = cases.summary()
+    image = {"id": f"sha256:{'a' * 64}", "digest": f"org/engine@sha256:{'0123456789ab' * 5}abcd"}
+    summary["about"]["images"] = {"org/engine:1": image, "odd": None}
+    page = Page(report.render(summary, genre="technical", lang=lang))
+    assert "org/engine:1 (sha256:0123456789ab), odd" in page.text
