@@ -10,12 +10,13 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends libnuma1 libgomp1 \
     && rm -rf /var/lib/apt/lists/*
 
-# PyTorch's index of CPU builds: the main index carries none of the version that vLLM asks for.
+# The main index carries none of the CPU builds of torch: where pip's own sources lack them too,
+# PyTorch's index is asked as well.
 ARG CPU_WHEELS=https://download.pytorch.org/whl/cpu
 COPY kvlab/engine/requirements.lock /opt/engine.lock
 RUN python3 -m venv /opt/engine \
-    && /opt/engine/bin/pip install --no-cache-dir --no-deps --disable-pip-version-check \
-        --extra-index-url "${CPU_WHEELS}" --requirement /opt/engine.lock
+    && install="/opt/engine/bin/pip install --no-cache-dir --no-deps --requirement /opt/engine.lock" \
+    && { $install || $install --extra-index-url "${CPU_WHEELS}"; }
 
 # On this machine kvlab mounts its own package over this copy, which serves a remote engine.
 COPY kvlab /opt/kvlab/kvlab

@@ -37,6 +37,7 @@ MANIFEST = {
     "kvlab_version": "0.1.0",
     "commands": {"baseline": ["server --port 1"], "lmcache": ["cache", "server --port 1"]},
     "profile_sha256": "ab" * 32,
+    "images": {"org/engine:1": {"id": f"sha256:{'a' * 64}", "digest": None}},
 }
 RUNS: dict[str, dict[str, Any]] = {
     "proven": {},

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from docker.errors import APIError, ImageNotFound
+from docker.errors import APIError, ImageNotFound, NotFound
 
 from kvlab import profile
 from kvlab.errors import EngineMissing, HostBusy, ProfileError, UsageError
@@ -347,3 +347,24 @@ def test_a_process_that_kept_gpu_memory_stops_the_next_launch() -> None:
     gpus.refuse_held("lmcache", [742, 9], rows)
     with pytest.raises(HostBusy, match=r"lmcache not started: .*\(pid 742\) holds 112252 MiB"):
         gpus.refuse_held("lmcache", [9], rows)
+
+
+def test_a_removal_that_somebody_else_has_begun_is_waited_for() -> None:
+    """P-41: 409 while it goes on, then the name is free."""
+    answers = [refusal("removal of container x is already in progress", 409)] * 2
+
+    def remove_container(*_: Any, **__: Any) -> None:
+        if answers:
+            raise answers.pop()
+        raise NotFound("gone")
+
+    containers.remove(engine(remove_container=remove_container), "x")
+    assert not answers
+
+
+def test_what_the_engine_will_not_remove_is_not_hidden() -> None:
+    def remove_container(*_: Any, **__: Any) -> None:
+        raise refusal("forbidden", 403)
+
+    with pytest.raises(APIError, match="forbidden"):
+        containers.remove(engine(remove_container=remove_container), "x")
