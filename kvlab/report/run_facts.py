@@ -26,6 +26,7 @@ ABOUT = (
     "resumed",
     "order",
     "versions",
+    "images",
 )
 """What a report takes from the manifest, beside the summary."""
 
