@@ -193,6 +193,26 @@ def legend_of_tiers(
     legend(figure, axes, handles, columns)
 
 
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Names at the left of rows 0, 1, …, as text that any font can show."""
+    axes.set_yticks([])
+    for row, name in enumerate(names):
+        axes.text(
+            *(-0.02, row, name),
+            transform=axes.get_yaxis_transform(),
+            ha="right",
+            va="center",
+            color=COLOURS["ink"],
+        )
+
+
+def format_ticks(axes: Axes, which: Literal["x", "y"], label: Callable[[float], str]) -> None:
+    """Write the ticks of an axis as ``label`` says."""
+    from matplotlib.ticker import FuncFormatter
+
+    getattr(axes, f"{which}axis").set_major_formatter(FuncFormatter(lambda tick, _: label(tick)))
+
+
 @contextmanager
 def sheet(
     name: str, width: Width, height: float

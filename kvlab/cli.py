@@ -308,9 +308,12 @@ def compare(
         typer.echo(str(page.write(result, html, lang=lang)), err=as_json)
 
 
-@app.command(epilog="Example: kvlab predict dgx-spark --json")
+@app.command(epilog="Example: kvlab predict embedded --run data/runs/<run>")
 def predict(
     profile: Profile = "embedded",
+    run: Annotated[
+        Path | None, typer.Option(help="A two-round run of the machine, for its times.")
+    ] = None,
     models: Annotated[Path, typer.Option(help="Where built models lie.")] = MODELS,
     set_: Set = None,
     as_json: Json = False,
@@ -318,7 +321,7 @@ def predict(
     """Say what the profile's workload would do on its machine, without starting anything."""
     from kvlab.sizing import answers
 
-    found = answers.answer(_load(profile, set_), models=models)
+    found = answers.answer(_load(profile, set_), models=models, run=run)
     typer.echo(_json(found) if as_json else answers.text(found))
 
 

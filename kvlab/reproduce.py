@@ -25,6 +25,7 @@ MEASURING = {
     "soak": "65_soak",
 }
 """The notebook of each experiment, in the order in which they run."""
+SIZING = "70_sizing"
 REPORTS = {"tr": "90_report_tr", "zh": "91_report_zh", "en": "92_report_en"}
 
 
@@ -79,7 +80,7 @@ def reproduce(
             name: experiment.forecast(name, profile.load(profile_name, overrides, experiment=name))
             for name in names
         },
-        more_notebooks=1 + len(languages),
+        more_notebooks=2 + len(languages),
     )
     preflight = notebook_run.execute("00_preflight", folder, given, agenda)
     outcome.pages.append(notebook.to_html(preflight, preflight.with_suffix(".html")))
@@ -93,6 +94,8 @@ def reproduce(
             outcome.failures[name] = str(error)
     main, *others = outcome.runs.values()
     notebook_run.keep(preflight, RunDir.open(main))
+    sized = {name: value for name, value in given.items() if name != "runs"}
+    _size(folder, {**sized, "run": str(main)}, agenda, outcome)
     for language in languages:
         shown = {"run": str(main), "others": [str(path) for path in others]}
         done = notebook_run.execute(REPORTS[language], folder, shown, agenda)
@@ -103,6 +106,17 @@ def reproduce(
         RunDir.open(path).seal()
     outcome.pages.append(index.write(reports, lang=languages[0]))
     return outcome
+
+
+def _size(folder: Path, given: Mapping[str, Any], agenda: Agenda, outcome: Outcome) -> None:
+    """Answer the questions of sizing with the A/B's times; a failure is kept among the others."""
+    try:
+        sized = notebook_run.execute(SIZING, folder, given, agenda)
+    except NotebookFailed as error:
+        outcome.failures["sizing"] = str(error)
+        return
+    outcome.pages.append(notebook.to_html(sized, sized.with_suffix(".html")))
+    notebook_run.keep(sized, RunDir.open(Path(given["run"])))
 
 
 def _in_order(experiments: Sequence[str]) -> list[str]:

@@ -1,12 +1,9 @@
-"""Figures of the sizing: predicted against measured, and the answers of ``kvlab predict``.
-
-``predicted`` belongs to reports and speaks their language; the others stand in a notebook.
-"""
+"""The figure of what was predicted and what was measured, in the language of a report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from kvlab import canvas
 from kvlab.canvas import COLOURS, Width
@@ -37,17 +34,17 @@ def predicted(summary: dict[str, Any], text: Text, width: Width = "wide") -> str
         for row, (letter, arm) in enumerate(zip("ba", reversed(arms), strict=True)):
             one = told["ttft_ms"][arm]
             _pair(left, row, one["value"], one["ci95"], one.get("measured"), COLOURS[letter])
-        _rows(left, [text("figure.predicted.b"), text("figure.predicted.a")])
-        _ticks(left, "x", lambda tick: text.plain_number(tick))
+        canvas.name_rows(left, [text("figure.predicted.b"), text("figure.predicted.a")])
+        canvas.format_ticks(left, "x", lambda tick: text.plain_number(tick))
         left.set_xlim(left=0)
         left.set_xlabel(text("figure.predicted.times"), loc="left")
         for row, tier in enumerate(reversed(TIERS)):
             one = told["served_share"][tier]
             colour = COLOURS["ink" if tier == "recompute" else tier.lower()]
             _pair(right, row, one["value"], one["range"], one.get("measured"), colour)
-        _rows(right, [text("figure.predicted.recompute"), *reversed(TIERS[:3])])
+        canvas.name_rows(right, [text("figure.predicted.recompute"), *reversed(TIERS[:3])])
         right.set_xlim(-0.03, 1.03)
-        _ticks(right, "x", lambda tick: text.percent(tick))
+        canvas.format_ticks(right, "x", lambda tick: text.percent(tick))
         right.set_xlabel(text("figure.predicted.shares"), loc="left")
         for axes in (left, right):
             axes.margins(y=0.2)
@@ -82,19 +79,6 @@ def _pair(
         )
 
 
-def _rows(axes: Axes, names: Sequence[str]) -> None:
-    """Names at the left of rows 0, 1, …, as text that any font can show."""
-    axes.set_yticks([])
-    for row, name in enumerate(names):
-        axes.text(
-            *(-0.02, row, name),
-            transform=axes.get_yaxis_transform(),
-            ha="right",
-            va="center",
-            color=COLOURS["ink"],
-        )
-
-
 def _legend(figure: Any, axes: Axes, predicted: str, measured: str) -> None:
     from matplotlib.lines import Line2D
 
@@ -114,9 +98,3 @@ def _legend(figure: Any, axes: Axes, predicted: str, measured: str) -> None:
         handletextpad=0.5,
         columnspacing=1.2,
     )
-
-
-def _ticks(axes: Axes, which: Literal["x", "y"], label: Callable[[float], str]) -> None:
-    from matplotlib.ticker import FuncFormatter
-
-    getattr(axes, f"{which}axis").set_major_formatter(FuncFormatter(lambda tick, _: label(tick)))

@@ -33,7 +33,7 @@ def test_a_wrong_profile_is_refused_before_anything_is_written(tmp_path: Path) -
 
 
 def test_every_experiment_has_its_notebook() -> None:
-    for name in (*reproduce.MEASURING.values(), *reproduce.REPORTS.values()):
+    for name in (*reproduce.MEASURING.values(), reproduce.SIZING, *reproduce.REPORTS.values()):
         assert notebook.find(name).is_file()
 
 

@@ -20,6 +20,7 @@ from kvlab.errors import ProfileError
 from kvlab.evidence import Account, Plan, Readings
 from kvlab.records import RequestRecord, Scrape
 from kvlab.results import bill
+from kvlab.rundir import RunDir
 from kvlab.sizing import prediction, sizes, time_model, trace
 from kvlab.sizing.prediction import Machine
 from kvlab.sizing.simulator import TIERS, Served, Tiers
@@ -89,6 +90,22 @@ def predicted(
         "checks": checks,
         "as_predicted": all(check["holds"] for check in checks),
     }
+
+
+def machine_of(run: RunDir) -> tuple[Calibration, Setup] | str:
+    """What a two-round run says about its machine, and its tiers; or what it does not say."""
+    manifest = run.manifest
+    plan = evidence.plan(manifest)
+    if plan.control or plan.alone:
+        return "baseline" if plan.alone else "restores"
+    requests, scrapes = run.requests(), run.scrapes()
+    readings = Readings(scrapes)
+    accounts = evidence.accounts(plan, requests, scrapes)
+    setup = _setup(plan, manifest, bill.writes(plan, accounts, run.events()), readings)
+    if isinstance(setup, str):
+        return setup
+    known = calibrate(plan, accounts, requests, readings, setup, seed=run.bootstrap_seed)
+    return known if isinstance(known, str) else (known, setup)
 
 
 def _figure(draws: Draws) -> dict[str, Any]:

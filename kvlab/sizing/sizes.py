@@ -16,26 +16,22 @@ from kvlab.units import GIB
 
 
 def known_config(name: str) -> dict[str, Any] | None:
-    """The fields of a hub model that kvlab's own profiles serve; None for any other."""
+    """The fields of a model that kvlab's own profiles serve; None for any other."""
     source = (resources.files("kvlab.sizing") / "shapes.json").read_text(encoding="utf-8")
     found = json.loads(source).get(name)
     return dict(found) if isinstance(found, dict) else None
 
 
 def config_of(profile: Profile, models: Path) -> dict[str, Any] | None:
-    """The fields of the model's config.json; None when the model is not here.
+    """The fields of the model's config.json; None when it is neither here nor known.
 
-    A built model's lies in its folder below ``models``; of hub models kvlab knows those of its own
-    profiles, and any that lies in ``models`` under its name.
+    What lies in ``models`` under the model's name comes first.
     """
-    known = known_config(profile.model.name)
-    if known is not None:
-        return known
     path = models / profile.model.name / "config.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
+    except (FileNotFoundError, NotADirectoryError):
+        return known_config(profile.model.name)
     except ValueError as error:
         raise UsageError(
             f"{path} is not JSON: {error}", hint="restore it, or build the model again"

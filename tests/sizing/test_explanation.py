@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,35 @@ def test_the_shape_of_the_model_gives_the_stated_sizes() -> None:
 
 
 def test_a_model_without_a_shape_is_named() -> None:
-    with pytest.raises(UsageError, match="hybrid-4l-s0 is not known"):
-        answers.answer(profile.load("embedded"), models=NOWHERE)
+    with pytest.raises(UsageError, match="my-model is not known"):
+        answers.answer(profile.load("embedded", {"model.name": "my-model"}), models=NOWHERE)
+
+
+def test_the_built_model_is_known_before_it_is_built() -> None:
+    """What stands in shapes.json is what the builder writes: N and the chunk of a real run."""
+    (manifest,) = (ROOT / "data" / "sample").glob("*two-round*/manifest.json")
+    built = json.loads(manifest.read_text(encoding="utf-8"))["model"]
+    chosen = profile.load("embedded")
+    config = sizes.config_of(chosen, NOWHERE)
+    assert config is not None
+    sums = sizes.arithmetic_of(chosen, config)
+    assert sums.block_tokens == built["block_tokens"]
+    assert sums.chunk_bytes(chosen.cache.chunk_tokens) == built["chunk_bytes"]
+    assert sums.kv_bytes_per_token == built["kv_bytes_per_token"]
+
+
+def test_the_eviction_ratio_decides_nothing_while_l2_holds_all() -> None:
+    eviction = found()["eviction"]
+    for shape in eviction.values():
+        low, high = shape["0.20"], shape["0.99"]
+        assert low["L1"] + low["L2"] == pytest.approx(high["L1"] + high["L2"])
+    fits = eviction["prefix_suffix"]
+    assert fits["0.20"] == fits["0.99"]
+    assert fits["0.99"]["L1"] == 0
+    assert fits["0.99"]["ci95"][0] < 1.95 < fits["0.99"]["ci95"][1]
+    other = eviction["identical"]
+    assert other["0.20"]["L1"] > other["0.99"]["L1"]
+    assert other["0.99"]["ci95"][0] > 1.95
 
 
 def test_a_broken_config_is_named(tmp_path: Path) -> None:
