@@ -92,6 +92,20 @@ def predicted(
     }
 
 
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """The prediction in a line of the terminal; none where nothing was predicted or compared."""
+    speedup = found.get("speedup") or {}
+    if "measured" not in speedup:
+        return []
+    low, high = speedup["ci95"]
+    broken = sorted({one["broke"] for one in found["checks"] if one.get("broke")})
+    answer = "as predicted" if found["as_predicted"] else f"not as predicted: {', '.join(broken)}"
+    return [
+        f"predicted: speedup {speedup['value']:.2f} ({low:.2f} to {high:.2f}), of the part "
+        f"compared {speedup['measured']:.2f}; {answer} (docs/sizing.md)"
+    ]
+
+
 def machine_of(run: RunDir) -> tuple[Calibration, Setup] | str:
     """What a two-round run says about its machine, and its tiers; or what it does not say."""
     manifest = run.manifest

@@ -99,6 +99,7 @@ def text(found: Mapping[str, Any]) -> str:
             if ratio := found.get(name):
                 low, high = ratio["ci95"]
                 lines.append(f"{words}: {ratio['value']:.2f} ({low:.2f} to {high:.2f})")
+        lines += predicted.lines(found.get("predicted") or {})
         cold = (found.get("bill") or {}).get("cold") or {}
         if "answer" in cold:
             low, high = cold["ci95"]

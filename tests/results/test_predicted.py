@@ -74,6 +74,14 @@ def test_a_run_that_repeats_itself_is_as_predicted(tmp_path: Path) -> None:
     assert not found["as_predicted"]
 
 
+def test_the_terminal_says_whether_it_came_as_predicted(tmp_path: Path) -> None:
+    run = make_run(tmp_path, contexts=ENOUGH, repeats=2)
+    line = next(x for x in summary.text(summary.summarise(run)).splitlines() if "predicted" in x)
+    assert line.startswith("predicted: speedup 6.93 (6.85 to 7.01)")
+    assert "not as predicted: policy" in line
+    assert predicted.lines({"missing": "baseline"}) == []
+
+
 def test_nothing_of_the_compared_part_enters_the_prediction(tmp_path: Path) -> None:
     plain = told(tmp_path / "a")
     edits = {"scenario": "lmcache", "repeat": 2, "round": "measure"}
@@ -114,7 +122,13 @@ def test_one_repeat_is_halved_by_context(tmp_path: Path) -> None:
     ("options", "missing"),
     [
         ({"overrides": {"experiments.two_round.concurrency": 2}}, "concurrency"),
-        ({"edit": lambda r: None if getattr(r, "kind", "") == "drained" else r}, "record-size"),
+        (
+            {
+                "edit": lambda r: None if getattr(r, "kind", "") == "drained" else r,
+                "overrides": {"model.name": "of-no-known-shape"},
+            },
+            "record-size",
+        ),
         (
             {"edit": lambda r: replace(r, info={}) if isinstance(r, Scrape) else r},
             "l0-size",
