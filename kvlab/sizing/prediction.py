@@ -22,7 +22,9 @@ from kvlab.sizing.trace import Request, Trace
 
 PHASES = 20
 SIMULATED = 4000
-"""Requests that the phases together may simulate; at least four phases are."""
+"""Requests that the phases together may simulate; at least four are, but for very long rounds."""
+LONG = 20_000
+"""From so many requests on one phase has to do: the loop looks often during them anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,8 @@ def forecast(
 ) -> Forecast:
     """What one round would be served from, and how long its first tokens would take."""
     if phases is None:
-        phases = max(4, min(PHASES, SIMULATED // max(1, sum(1 for _ in requests))))
+        count = max(1, sum(1 for _ in requests))
+        phases = 1 if count >= LONG else max(4, min(PHASES, SIMULATED // count))
     if tiers.l1_bytes is None:
         phases = 1  # vLLM alone has no loop
     ttft_s = machine.ttft_s()
