@@ -26,7 +26,7 @@ from kvlab.sizing.prediction import Machine
 from kvlab.sizing.simulator import TIERS, Served, Tiers
 from kvlab.sizing.time_model import Draws, Prefill, Restore
 from kvlab.sizing.trace import Request, Trace
-from kvlab.units import GIB, NS_PER_S, ns_to_ms
+from kvlab.units import GIB, NS_PER_MS, NS_PER_S, ns_to_ms
 
 SHARE_ALLOWED = 0.02
 """A tier's share is as predicted within 2 points."""
@@ -412,69 +412,103 @@ def _replayed(
 
 
 def _replay(
-    asked: Sequence[RequestRecord], looks: Sequence[tuple[int, int]], setup: Setup
+    asked: Sequence[RequestRecord], looks: Sequence[Look], setup: Setup
 ) -> dict[str, float]:
-    start_ns = min(record.sent_ns or 0 for record in asked)
-    phase_s = loop_phase([((a - start_ns) / NS_PER_S, (b - start_ns) / NS_PER_S) for a, b in looks])
-    known = iter(asked)
-
-    def requests() -> list[Request]:
-        timed, known = [], iter(asked)
-        for request in setup.trace:
-            if request.label not in evidence.ROUNDS:
-                timed.append(request)
-                continue
-            record = next(known)
-            at_s = BEFORE_S + ((record.sent_ns or 0) - start_ns) / NS_PER_S - phase_s
-            timed.append(request._replace(at_s=at_s, gap_s=0.0, drained=False))
-        return timed
-
-    replayed = requests()
-    took = {}
-    for place, request in enumerate(replayed):
-        if request.label in evidence.ROUNDS:
-            took[place] = (next(known).ttft_ns or 0) / NS_PER_S
-
-    def ttft_s(served: Served) -> float:
-        return took.get(served.number, 0.0)
-
+    look_ns, period_ns = loop_rhythm(looks)
+    # The simulated loop looks after every whole period; its time begins LOOKS_BEFORE looks earlier.
+    begin_ns = look_ns - LOOKS_BEFORE * period_ns
+    records, replayed, took_s = iter(asked), [], {}
+    for request in setup.trace:
+        if request.label not in evidence.ROUNDS:
+            replayed.append(request)
+            continue
+        record = next(records)
+        sent_s = ((record.sent_ns or 0) - begin_ns) / NS_PER_S
+        ttft_s = (record.ttft_ns or 0) / NS_PER_S
+        if not record.cached_tokens:
+            replayed += _pieces(request, setup.trace.chunk_tokens, sent_s, ttft_s)
+            continue
+        took_s[len(replayed)] = ttft_s
+        replayed.append(request._replace(at_s=sent_s, gap_s=0.0, drained=False))
     told = replace(setup.trace, requests=lambda: iter(replayed))
-    return prediction.shares_of(prediction.once(told, setup.tiers, ttft_s, "measure"))
+
+    def ttft_of(served: Served) -> float:
+        return took_s.get(served.number, 0.0)
+
+    tiers = replace(setup.tiers, loop_s=period_ns / NS_PER_S, first_look_s=period_ns / NS_PER_S)
+    return prediction.shares_of(prediction.once(told, tiers, ttft_of, "measure"))
 
 
-BEFORE_S = 10.0
-"""The simulated loop has run so long when the rounds begin: whole seconds, as it looks."""
+def _pieces(request: Request, chunk_tokens: int, sent_s: float, ttft_s: float) -> list[Request]:
+    """A cold request as it is stored: each chunk by itself while the prompt is computed."""
+    chunks = len(request.keys)
+    label = request.label if request.label == "measure" else "piece"
+    return [
+        Request(
+            tokens=chunk_tokens if place < chunks - 1 else request.tokens - place * chunk_tokens,
+            keys=[key],
+            at_s=sent_s + ttft_s * (place + 1) / (chunks + 1),
+            label=label,
+        )
+        for place, key in enumerate(request.keys)
+    ]
+
+
+LOOKS_BEFORE = 10
+"""So often has the simulated loop looked before the first look that was seen."""
 STEPS = 200
+MOST_LOOKS = 60
+LONGEST_WORK_MS = 20
+"""How much longer than its second of sleep the loop may take."""
 
 
-def loop_looks(scrapes: Sequence[Scrape], scenario: str, repeat: int) -> list[tuple[int, int]]:
-    """Spans of time, in ns, in which LMCache's eviction loop looked exactly once."""
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A span of time in which the eviction loop looked once: for the how manieth time, and when."""
+
+    number: int
+    begin_ns: int
+    end_ns: int
+
+
+def loop_looks(scrapes: Sequence[Scrape], scenario: str, repeat: int) -> list[Look]:
+    """Spans of time in which LMCache's eviction loop looked exactly once, about both rounds."""
     read = sorted(
         (scrape.at_ns, ticks)
         for scrape in scrapes
         if (scrape.scenario, scrape.repeat, scrape.source) == (scenario, repeat, "lmcache")
+        and scrape.boundary.partition(":")[0] in evidence.ROUNDS
         if (ticks := counters.read(scrape.samples, "eviction_ticks")) is not None
     )
-    return [
-        (before, after)
+    found = [
+        Look(round(other), before, after)
         for (before, one), (after, other) in pairwise(read)
         if other - one == 1 and after - before < NS_PER_S
     ]
+    return found[:MOST_LOOKS]
 
 
-def loop_phase(looks: Sequence[tuple[float, float]]) -> float:
-    """The moment within a second at which the loop looks, in s: inside most of these spans."""
-    moments = np.arange(STEPS) / STEPS
-    hits = np.zeros(STEPS)
-    for begin, end in looks:
-        hits += (moments - begin) % 1.0 <= end - begin
-    best = np.flatnonzero(hits == hits.max())
-    # Of the moments that fit equally well, the middle of the longest run on the circle.
-    runs = np.split(best, np.flatnonzero(np.diff(best) > 1) + 1)
-    if len(runs) > 1 and runs[0][0] == 0 and runs[-1][-1] == STEPS - 1:
-        runs[0] = np.concatenate([runs.pop() - STEPS, runs[0]])
-    longest = max(runs, key=len)
-    return float(longest[len(longest) // 2] % STEPS) / STEPS
+def loop_rhythm(looks: Sequence[Look]) -> tuple[float, float]:
+    """When the first of these looks was, in ns, and the nanoseconds from one look to the next.
+
+    The loop sleeps a second and then works for some milliseconds, so its period is a little longer
+    than that. Of all moments and periods the ones inside most spans are taken; of equally good
+    moments the middle one, with the shortest period.
+    """
+    first = looks[0]
+    moments = first.begin_ns + (first.end_ns - first.begin_ns) * (np.arange(STEPS) + 0.5) / STEPS
+    best, chosen = -1.0, (float(moments[STEPS // 2]), float(NS_PER_S))
+    for extra in range(LONGEST_WORK_MS + 1):
+        period = NS_PER_S + extra * NS_PER_MS
+        hits = np.zeros(STEPS)
+        for look in looks:
+            at = moments + (look.number - first.number) * period
+            hits += (look.begin_ns <= at) & (at <= look.end_ns)
+        if hits.max() > best:
+            best = float(hits.max())
+            fitting = np.flatnonzero(hits == best)
+            chosen = float(moments[fitting[len(fitting) // 2]]), float(period)
+    return chosen
 
 
 def _checks(

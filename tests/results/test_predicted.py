@@ -175,15 +175,25 @@ def test_the_sample_is_predicted_to_the_token_once_the_looks_are_known() -> None
     assert found["as_predicted"]
 
 
-@given(st.floats(0, 0.999), st.integers(3, 40), st.integers(0, 2**32 - 1))
+@given(st.floats(0, 1), st.integers(0, 20), st.integers(3, 40), st.integers(0, 2**32 - 1))
 @settings(max_examples=40, deadline=None)
-def test_the_moment_of_the_loop_is_found(phase: float, count: int, seed: int) -> None:
-    """From spans of a tenth of a second that hold a look each, to within such a span."""
+def test_the_rhythm_of_the_loop_is_found(
+    phase: float, extra_ms: int, count: int, seed: int
+) -> None:
+    """From spans of a tenth of a second that hold a look each: no look is farther off than that."""
     stream = np.random.RandomState(seed)
-    spans = []
-    for look in range(count):
-        begin = look + phase - stream.uniform(0, 0.1)
-        spans.append((begin, begin + 0.1))
-    found = predicted.loop_phase(spans)
-    apart = abs(found - phase)
-    assert min(apart, 1 - apart) <= 0.1
+    period = 1e9 + extra_ms * 1e6
+    truth = [1e12 + phase * 1e9 + look * period for look in range(count)]
+    looks = []
+    for number, at in enumerate(truth):
+        begin = at - stream.uniform(0, 1e8)
+        looks.append(predicted.Look(number, round(begin), round(begin + 1e8)))
+    first, found = predicted.loop_rhythm(looks)
+    for number, at in enumerate(truth):
+        assert abs(first + number * found - at) <= 1e8 + 1
+
+
+def test_the_last_rhythm_that_fits_is_the_shortest() -> None:
+    looks = [predicted.Look(n, n * 10**9, n * 10**9 + 10**8) for n in range(3)]
+    _, period = predicted.loop_rhythm(looks)
+    assert period == 1e9
