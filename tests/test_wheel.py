@@ -69,6 +69,6 @@ def test_it_plans_reports_and_verifies_anywhere(installed: Path, tmp_path: Path)
     assert "verified" in kvlab(installed, tmp_path, "verify", str(run.path))
     pages = kvlab(installed, tmp_path, "report", str(run.path), "--out", "pages").split()
     assert [Path(page).name for page in pages] == [
-        *("report-tr.html", "report-zh.html", "report-en.html")
+        *("report-tr.html", "report-zh.html", "report-en.html", "index.html")
     ]
     assert all((tmp_path / page).is_file() for page in pages)

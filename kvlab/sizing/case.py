@@ -88,7 +88,8 @@ def case_of(
     """The case of a profile; ``l0_bytes`` is the size of vLLM's cache where only that is known."""
     l0 = None
     if l0_bytes is not None:
-        l0 = sums.pool_blocks(l0_bytes) // (sums.attention_groups + sums.state_groups)
+        blocks = sums.attention_groups * max(1, profile.cache.chunk_tokens // sums.block_tokens)
+        l0 = sums.pool_blocks(l0_bytes) // blocks
     return Case(
         profile=profile,
         sums=sums,
