@@ -119,6 +119,10 @@ def check(
         list[str] | None,
         typer.Option(help="What is about to run; may be repeated. two-round by default."),
     ] = None,
+    against_engine: Annotated[
+        bool,
+        typer.Option("--against-engine", help="Let the engine's own parsers read every flag."),
+    ] = False,
     runs: Runs = RUNS,
     set_: Set = None,
     as_json: Json = False,
@@ -126,16 +130,18 @@ def check(
     """Find what would stop or spoil a run of the profile here; exit 1 when there is an error."""
     from kvlab import experiment as experiments
     from kvlab import preflight
+    from kvlab import profile as profiles_
 
-    chosen = _load(profile, set_)
     for name in experiment or ():
         experiments.refuse_unknown(name)
+    only = experiment[0] if experiment and len(experiment) == 1 else None
     case = preflight.gather(
-        chosen,
+        profiles_.load(profile, _overrides(set_), experiment=only),
         logs=log or (),
         host=preflight.read_host(host) if host else None,
         experiments=experiment or ("two-round",),
         runs=runs,
+        against_engine=against_engine,
     )
     findings = preflight.evaluate(case)
     if as_json:

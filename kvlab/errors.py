@@ -5,6 +5,7 @@ KvlabError              anything a user can act on; ``kvlab`` prints it without 
 ├── ProfileError        a profile or an override is wrong                           (exit 2)
 ├── EngineMissing       the engine environment or the model is not there            (exit 2)
 ├── RunFolderError      a run folder cannot be read, written or resumed             (exit 2)
+├── PreflightFailed     what is about to run has an error that was found beforehand (exit 1)
 ├── HostBusy            a port is taken, the disk is full, another run is going on  (exit 1)
 ├── StackNotReady       a server did not start, or stopped                          (exit 1)
 ├── MeasurementError    a round could not be completed; what was measured is kept   (exit 1)
@@ -56,6 +57,10 @@ class RunFolderError(KvlabError):
     """A run folder cannot be read, written or resumed."""
 
     exit_code = 2
+
+
+class PreflightFailed(KvlabError):
+    """A setting of what is about to run, or the machine, would stop or spoil it."""
 
 
 class HostBusy(KvlabError):

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kvlab import __version__, host, profile, progress, prompts, rundir, runtime
+from kvlab import __version__, host, preflight, profile, progress, prompts, rundir, runtime
 from kvlab.errors import KvlabError, RunFolderError, UsageError
 from kvlab.profile import Profile
 from kvlab.records import Event, now_ns
@@ -181,6 +181,8 @@ async def run_async(
         wanted.refuse(chosen, experiment, control)
     with host.exclusive():
         prepared = wanted.prepare(chosen, runs) if wanted else {"model": None}
+        if wanted:
+            preflight.refuse(preflight.check(chosen, experiments=(experiment,), runs=runs))
         _mark_dead(runs)
         if resume is not None:
             folder = _reopen(_resumable(resume, experiment))
@@ -190,8 +192,22 @@ async def run_async(
         launch = None
         if recipe.servers:
             launch = (launcher or runtime.of(chosen).launcher)(chosen, folder)
-        await _measure(recipe, chosen, folder, launch)
+        try:
+            await _measure(recipe, chosen, folder, launch)
+        finally:
+            if wanted:
+                _remember_block(chosen, folder, runs)
     return folder
+
+
+def _remember_block(chosen: Profile, folder: RunDir, runs: Path) -> None:
+    """Keep N as vLLM's log stated it, for the next preflight of the same configuration."""
+    for event in folder.events():
+        tokens = (event.detail.get("facts") or {}).get("block_tokens")
+        if event.kind == "ready" and isinstance(tokens, int):
+            facts = folder.manifest.get("host") or {}
+            preflight.keep(runs, chosen, facts, preflight.Seen(tokens, folder.id))
+            return
 
 
 def refuse_unknown(experiment: str) -> None:

@@ -82,7 +82,8 @@ def reproduce(
         },
         more_notebooks=2 + len(languages),
     )
-    preflight = notebook_run.execute("00_preflight", folder, given, agenda)
+    before = {**given, "experiments": names}
+    preflight = notebook_run.execute("00_preflight", folder, before, agenda)
     outcome.pages.append(notebook.to_html(preflight, preflight.with_suffix(".html")))
     given["runs"] = str(runs.resolve())
     for name in names:

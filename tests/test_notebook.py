@@ -198,3 +198,6 @@ def test_preflight_runs_and_starts_nothing(tmp_path: Path) -> None:
     html = notebook.to_html(done, tmp_path / "p.html").read_text(encoding="utf-8")
     assert "LMCacheMPConnector" in html
     assert notebook.value(done, "profile_sha256")
+    assert "<code>--set cache.eviction_ratio=0.2</code>" in html
+    assert "restore at most 4,288 (53.6%)" in html
+    assert {"KV004", "KV006"} <= {one["id"] for one in notebook.value(done, "findings")}

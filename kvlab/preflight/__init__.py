@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab import profile as profiles
-from kvlab.errors import HostBusy, ProfileError
+from kvlab.errors import PreflightFailed, ProfileError
 from kvlab.preflight import (  # registers every rule
     blocks,
     connection,
@@ -23,9 +23,10 @@ from kvlab.preflight import (  # registers every rule
     workload,
 )
 from kvlab.preflight.case import Case, Probe, summary
-from kvlab.preflight.display import text
+from kvlab.preflight.display import html, text
 from kvlab.preflight.probe import gather, read_host
 from kvlab.preflight.rule import RULES, SEVERITIES, Finding, Found, Rule
+from kvlab.preflight.seen import Seen, keep
 from kvlab.profile import Profile
 from kvlab.stack import plan
 
@@ -34,9 +35,12 @@ __all__ = [
     "Case",
     "Finding",
     "Probe",
+    "Seen",
     "check",
     "evaluate",
     "gather",
+    "html",
+    "keep",
     "read_host",
     "refuse",
     "summary",
@@ -71,12 +75,12 @@ def evaluate(case: Case) -> list[Finding]:
 
 
 def refuse(findings: Iterable[Finding]) -> None:
-    """Raise HostBusy, naming the findings, when one of them is an error."""
+    """Raise PreflightFailed, naming the findings, when one of them is an error."""
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
         first = errors[0]
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        raise HostBusy(
+        raise PreflightFailed(
             f"preflight {first.id}: {first.found}{more}",
             hint=f"{first.fix}; see `kvlab check`",
         )

@@ -33,8 +33,6 @@ class Probe:
     """Why the engine environment cannot be used."""
     engine_hint: str | None = None
     l2_path: str | None = None
-    l2_missing: bool | None = None
-    """The folder that the profile names does not exist yet."""
     l2_writable: bool | None = None
     l2_records: int | None = None
     l2_bytes: int | None = None
@@ -47,6 +45,8 @@ class Probe:
     shm_gib: float | None = None
     ports: Mapping[int, str] = field(default_factory=dict)
     """Ports of the profile that are in use, and by whom."""
+    gpus_now: tuple[Mapping[str, Any], ...] | None = None
+    """Clock, use and throttling of every GPU, as ``kvlab.gpu.now`` gives them."""
     leftovers: int | None = None
     """Servers that killed runs of kvlab left behind."""
     config: Mapping[str, Any] | None = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from markupsafe import Markup
+
 from kvlab.preflight.case import Case, summary
 from kvlab.preflight.rule import SEVERITIES, Finding
 from kvlab.units import GIB, byte_size
@@ -25,6 +27,27 @@ def text(case: Case, findings: Sequence[Finding]) -> str:
     total = _plural(len(findings), "finding")
     lines.append(f"{total} for profile {case.profile.name}: {', '.join(counts)}")
     return "\n".join(lines) + "\n"
+
+
+def html(case: Case, findings: Sequence[Finding]) -> str:
+    """The same as a fragment of HTML, for a notebook; everything from outside is escaped."""
+    given = Markup("").join(Markup("<li>{}</li>").format(line) for line in known(case))
+    rows = Markup("").join(map(_row, findings))
+    head = Markup("").join(
+        Markup("<th>{}</th>").format(title) for title in ("id", "severity", "found", "why", "fix")
+    )
+    table = Markup("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>").format(head, rows)
+    nothing = Markup("<p>{}</p>").format("Nothing stands in the way.")
+    return str(Markup("<ul>{}</ul>{}").format(given, table if findings else nothing))
+
+
+def _row(finding: Finding) -> Markup:
+    fixes = (finding.fix, *finding.flags)
+    shown = Markup("<br>").join(Markup("<code>{}</code>").format(fix) for fix in fixes)
+    why = f"{finding.why} ({finding.source})"
+    return Markup("<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>").format(
+        finding.id, finding.severity, finding.found, why, shown
+    )
 
 
 def known(case: Case) -> Iterator[str]:

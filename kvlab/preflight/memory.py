@@ -166,33 +166,45 @@ def gpu_present(case: Case) -> Iterator[Found]:
     source="reports on GB10 at 500 to 850 MHz: DGX Spark forum, spark-gpu-throttle-check",
     example=Example(
         profile="dgx-spark",
-        host={
-            "gpus": [
+        probe={
+            "gpus_now": (
                 {
                     "name": "NVIDIA GB10",
-                    "utilization_percent": 97,
-                    "clock_mhz": 650,
-                    "clock_max_mhz": 2411,
-                }
-            ]
+                    "utilization_percent": 97.0,
+                    "clock_mhz": 650.0,
+                    "max_clock_mhz": 2411.0,
+                },
+            )
         },
     ),
 )
 def gpu_clock(case: Case) -> Iterator[Found]:
-    for gpu in case.gpus or ():
-        clock, most = float(gpu.get("clock_mhz") or 0), float(gpu.get("clock_max_mhz") or 0)
+    remedy = "check power supply and cooling, then check again"
+    for gpu in case.probe.gpus_now or ():
+        clock, most = float(gpu.get("clock_mhz") or 0), float(gpu.get("max_clock_mhz") or 0)
         busy = float(gpu.get("utilization_percent") or 0)
-        throttled = [str(reason) for reason in gpu.get("throttle_reasons") or ()]
-        if clock and busy >= BUSY_PERCENT and clock < CLOCK_SHARE_MIN * most:
+        if gpu.get("slowed"):
+            yield Found(text=f"{gpu['name']} is slowed: {', '.join(gpu['slowed'])}", do=remedy)
+        elif clock and busy >= BUSY_PERCENT and clock < CLOCK_SHARE_MIN * most:
             yield Found(
-                text=f"{gpu.get('name')} runs at {clock:g} of {most:g} MHz under full use",
-                do="check power supply and cooling, then check again",
+                text=f"{gpu['name']} runs at {clock:g} of {most:g} MHz under full use", do=remedy
             )
-        elif throttled:
-            yield Found(
-                text=f"{gpu.get('name')} is throttled: {', '.join(throttled)}",
-                do="check power supply and cooling, then check again",
-            )
+
+
+@rule(
+    "KV048",
+    "error",
+    "No container engine",
+    why="The docker runtime starts every server in a container, and this machine has no docker.",
+    source="docker/README.md",
+    example=Example(profile="dgx-spark", host={"container_engine": None}),
+)
+def container_engine(case: Case) -> Iterator[Found]:
+    if case.in_containers and case.host.get("container_engine", "unknown") is None:
+        yield Found(
+            text="runtime docker, and no docker was found",
+            do="apt-get install docker.io, or use a profile of runtime process: embedded",
+        )
 
 
 @rule(

@@ -37,12 +37,13 @@ profile, at this machine, and at whatever else it is given:
     kvlab check my.yaml --log vllm.log --log cache.log  # what servers said
     kvlab check my.yaml --host manifest.json            # on the machine of that run
     kvlab check my.yaml --experiment restart            # what matters for that experiment
+    kvlab check my.yaml --against-engine                # the engine's own parsers read every flag
     kvlab check my.yaml --json
 
 Every finding has an id that never changes, a severity, what was found, why it matters, and the
 correction to paste: as an override of the profile, and as the server's own flag. An `error` would
 stop or spoil the run; a `warning` costs something; a `note` is worth knowing. Exit code: 1 with an
-error, else 0.
+error, else 0. `kvlab run` and `kvlab reproduce` start no server while an error stands.
 
 **N**, vLLM's block size, decides most of the settings of a hybrid model. It is taken from a log
 that is given; else from an earlier run with the same image, model, number types and speculation

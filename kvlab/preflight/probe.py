@@ -7,16 +7,18 @@ import mmap
 import os
 import subprocess
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvlab import environment, rundir, runtime
+from kvlab import environment, gpu, rundir, runtime
 from kvlab import host as hosts
 from kvlab.disk import identity
 from kvlab.disk.inventory import survey
 from kvlab.errors import KvlabError, UsageError
 from kvlab.preflight.case import Case, Probe
-from kvlab.preflight.seen import Seen, find
+from kvlab.preflight.parsers import parse
+from kvlab.preflight.seen import find
 from kvlab.profile import Profile
 from kvlab.stack import leftovers, logs, ports
 from kvlab.units import GIB
@@ -34,27 +36,31 @@ def gather(
     host: Mapping[str, Any] | None = None,
     experiments: Iterable[str] = ("two-round",),
     runs: Path = Path("data/runs"),
+    against_engine: bool = False,
 ) -> Case:
-    """The case of a profile on this machine; with ``host`` on that one, where nothing is tried."""
-    facts = tuple(map(read_log, logs))
+    """The case of a profile on this machine; with ``host`` on that one, where nothing is tried.
+
+    Servers that only are attached to run elsewhere: then this machine's memory, disk and ports say
+    nothing. With ``against_engine`` the engine's own parsers read the planned commands.
+    """
     runs = rundir.from_home(runs)
-    config = _config(profile, runtime.models_folder(runs))
-    if host is not None:
-        return Case(
-            profile=profile,
-            host=host,
-            logs=facts,
-            probe=Probe(config=config),
-            experiments=tuple(experiments),
-        )
-    named = profile.cache.l2.base_path if profile.cache.l2 else None
-    place = Path(named) if named else runs
-    known = hosts.facts(place)
+    known = dict(host) if host is not None else hosts.facts(_l2_place(profile, runs))
+    here = host is None
+    if here and profile.runtime == "attach":
+        known, here = {"proxy_variables": known["proxy_variables"]}, False
+    probe = Probe(config=_config(profile, runtime.models_folder(runs)))
+    if here:
+        probe = _try_here(probe, profile, runs)
+    if (seen := find(runs, profile, known)) is not None:
+        probe = replace(probe, cached_block=seen.block_tokens, cached_run=seen.run)
+    if against_engine:
+        parsed, parsers = parse(profile)
+        probe = replace(probe, parsed=parsed, parsers=parsers)
     return Case(
         profile=profile,
         host=known,
-        logs=facts,
-        probe=_probe(profile, place, config, find(runs, profile, known)),
+        logs=tuple(map(read_log, logs)),
+        probe=probe,
         experiments=tuple(experiments),
     )
 
@@ -87,35 +93,43 @@ def read_host(path: Path) -> dict[str, Any]:
     return facts
 
 
-def _probe(
-    profile: Profile, place: Path, config: dict[str, Any] | None, known: Seen | None
-) -> Probe:
+def _l2_place(profile: Profile, runs: Path) -> Path:
+    """The folder that the profile names for L2, else that of the runs."""
+    named = profile.cache.l2.base_path if profile.cache.l2 else None
+    return Path(named) if named else runs
+
+
+def _try_here(probe: Probe, profile: Profile, runs: Path) -> Probe:
+    """The probe with everything that this machine answers when it is tried."""
     engine_missing, engine_hint = _engine(profile)
-    l2 = profile.cache.l2
-    named = l2 is not None and l2.base_path is not None
-    held = survey(place) if named else None
-    foreign = held is not None and held.files > 0
-    return Probe(
+    probe = replace(
+        probe,
         engine_missing=engine_missing,
         engine_hint=engine_hint,
-        l2_path=str(place) if l2 else None,
-        l2_missing=named and not place.is_dir(),
-        l2_writable=_writable(place) if l2 else None,
-        l2_records=held.files if held else None,
-        l2_bytes=held.bytes if held else None,
-        l2_foreign=identity.complaint(identity.read(place), identity.of(profile))
-        if foreign
-        else None,
-        direct_io=try_direct_io(place) if l2 and l2.adapter.get("use_odirect") else None,
-        name_limit=_name_limit(place) if l2 else None,
         shm_gib=_shm_gib(),
         ports=_ports(profile),
+        gpus_now=_gpus_now(profile),
         leftovers=sum(one.orphan for one in leftovers.find()),
-        config=config,
-        cached_block=known.block_tokens if known else None,
-        cached_run=known.run if known else None,
         lmcache_versions=_lmcache_versions(profile),
     )
+    return _try_l2(probe, profile, _l2_place(profile, runs)) if profile.cache.l2 else probe
+
+
+def _try_l2(probe: Probe, profile: Profile, place: Path) -> Probe:
+    l2 = profile.cache.l2
+    assert l2 is not None
+    probe = replace(
+        probe,
+        l2_path=str(place),
+        l2_writable=_writable(place),
+        direct_io=try_direct_io(place) if l2.adapter.get("use_odirect") else None,
+        name_limit=_name_limit(place),
+    )
+    if l2.base_path is None:
+        return probe  # every launch gets a fresh folder inside its run
+    held = survey(place)
+    foreign = identity.complaint(identity.read(place), identity.of(profile)) if held.files else None
+    return replace(probe, l2_records=held.files, l2_bytes=held.bytes, l2_foreign=foreign)
 
 
 def _engine(profile: Profile) -> tuple[str | None, str | None]:
@@ -207,6 +221,14 @@ def _ports(profile: Profile) -> dict[int, str]:
     wanted = (profile.engine.port, profile.cache.port, profile.cache.http_port)
     found = {port: ports.holder_of(port) for port in wanted if port}
     return {port: str(holder) for port, holder in found.items() if holder}
+
+
+def _gpus_now(profile: Profile) -> tuple[Mapping[str, Any], ...] | None:
+    """What the GPUs do now, where the profile uses them."""
+    if profile.container is None or profile.container.gpus is None:
+        return None
+    now = gpu.now()
+    return None if now is None else tuple(now)
 
 
 def _lmcache_versions(profile: Profile) -> dict[str, str]:

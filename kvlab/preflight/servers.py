@@ -242,7 +242,8 @@ def known_flags(case: Case) -> Iterator[Found]:
 
 def _image(case: Case) -> tuple[str, str, str]:
     """The image's whole name, its tag and its digest; empty where there is none."""
-    image = case.profile.container.image if case.profile.container else ""
+    container = case.profile.container if case.in_containers else None
+    image = container.image if container else ""
     name, _, digest = image.partition("@")
     last = name.rpartition("/")[2]  # a registry's port is no tag
     return image, last.partition(":")[2], digest

@@ -23,6 +23,7 @@ SPARK_HOST: dict[str, Any] = {
     "memory_gib": 121.0,
     "gpus": [{"name": "NVIDIA GB10", "memory_mib": None, "driver": "580.95"}],
     "limits": {"cpus_allowed": 20, "cpu_quota": None, "memory_gib": None},
+    "container_engine": {"name": "docker", "version": "28.5.1"},
     "proxy_variables": [],
     "now": {"load_average": [0.1, 0.1, 0.1], "memory_available_gib": 112.0, "swap_used_gib": 0.0},
     "disk": {
@@ -70,6 +71,17 @@ def n784(**settings: Any) -> dict[str, Any]:
         "engine.kv_cache_tokens": None,
         "workload.context_tokens": 12_000,
         **settings,
+    }
+
+
+def gpu_now(use: float, clock: float, slowed: list[str] | None = None) -> dict[str, Any]:
+    """What a GB10 does now."""
+    return {
+        "name": "NVIDIA GB10",
+        "utilization_percent": float(use),
+        "clock_mhz": float(clock),
+        "max_clock_mhz": 2411.0,
+        "slowed": slowed,
     }
 
 
@@ -302,47 +314,18 @@ ROWS = [
     fires("KV045", "P-42", **SPARK, host={"gpus": None}),
     quiet("KV045", "P-42", **SPARK, host=SPARK_HOST),
     quiet("KV045", host={"gpus": []}),
-    fires(
-        "KV046",
-        "P-19",
-        **SPARK,
-        host={
-            "gpus": [
-                {
-                    "name": "NVIDIA GB10",
-                    "clock_mhz": 650,
-                    "clock_max_mhz": 2411,
-                    "utilization_percent": 95,
-                }
-            ]
-        },
-    ),
-    fires(
-        "KV046",
-        "P-19",
-        **SPARK,
-        host={"gpus": [{"name": "NVIDIA GB10", "throttle_reasons": ["sw power cap"]}]},
-    ),
-    quiet(
-        "KV046",
-        "P-19",
-        **SPARK,
-        host={
-            "gpus": [
-                {
-                    "name": "NVIDIA GB10",
-                    "clock_mhz": 208,
-                    "clock_max_mhz": 2411,
-                    "utilization_percent": 0,
-                }
-            ]
-        },
-    ),
-    quiet("KV046", **SPARK, host=SPARK_HOST),
+    fires("KV046", "P-19", **SPARK, probe={"gpus_now": (gpu_now(97, 650),)}),
+    fires("KV046", "P-19", **SPARK, probe={"gpus_now": (gpu_now(5, 500, ["power cap"]),)}),
+    quiet("KV046", "P-19", **SPARK, probe={"gpus_now": (gpu_now(97, 2405),)}),
+    quiet("KV046", "P-19", **SPARK, probe={"gpus_now": (gpu_now(0, 208),)}),
+    quiet("KV046", **SPARK, probe={"gpus_now": ({"name": "x", "clock_mhz": None},)}),
     fires("KV047", "P-29", **DOCKER, settings={"cache.l1_size_gb": 8}),
     fires("KV047", "P-29", **DOCKER, settings={"engine.env.VLLM_CPU_KVCACHE_SPACE": "16"}),
     quiet("KV047", "P-29", **DOCKER),
     quiet("KV047", **SPARK, host=SPARK_HOST),
+    fires("KV048", **SPARK, host={**SPARK_HOST, "container_engine": None}),
+    quiet("KV048", **SPARK, host=SPARK_HOST),
+    quiet("KV048", host={"container_engine": None}),
     # The disk tier
     fires("KV050", "P-35", **SPARK, host={"disk": {"filesystem": "tmpfs"}}),
     quiet("KV050", "P-35", **SPARK, host=SPARK_HOST),

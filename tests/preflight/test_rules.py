@@ -94,3 +94,16 @@ def test_a_fix_names_the_servers_own_flag() -> None:
     found = next(one for one in preflight.evaluate(case) if one.id == "KV002")
     assert found.fix == "--set engine.max_num_batched_tokens=447"
     assert found.flags == ("vllm: --max-num-batched-tokens 447",)
+
+
+def test_html_shows_findings_and_escapes_what_comes_from_outside() -> None:
+    case = page.case(Example(log="ERROR Store task 7 to adapter <script>alert(1)</script> failed"))
+    case = preflight.Case(
+        profile=case.profile,
+        logs=({"failed_stores": {"count": 2, "lines": ["<script>alert(1)</script>"]}},),
+    )
+    shown = preflight.html(case, preflight.evaluate(case))
+    assert "<script>" not in shown
+    assert "2 lines, the first: &lt;script&gt;" in shown
+    assert "<table>" in shown
+    assert "Nothing stands in the way" in preflight.html(case, [])
