@@ -321,3 +321,15 @@ def test_the_image_of_containers_is_named_with_its_digest(lang: str) -> None:
     summary["about"]["images"] = {"org/engine:1": image, "odd": None}
     page = Page(report.render(summary, genre="technical", lang=lang))
     assert "org/engine:1 (sha256:0123456789ab), odd" in page.text
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_an_experiment_shows_its_conditions_also_when_all_of_them_hold() -> None:
+    restart = cases.others()["restart"]
+    seen = Page(report.render(restart, lang="en"))
+    assert "1 conditions, all of them hold" in seen.text
+    assert "restored-from-l2" in seen.text
+    failed = [{"name": "controls-miss", "holds": False, "detail": "7 tokens were found"}]
+    broken = Page(report.render({**restart, "invariants": failed}, lang="en"))
+    assert "all of them hold" not in broken.text
+    assert "7 tokens were found" in broken.text
