@@ -20,7 +20,7 @@ GAP = 26
 
 def settings(rows: Sequence[Row], names: Sequence[str], text: Text, width: Width = "wide") -> str:
     """The speedup by the values of each setting; a line joins what differs in nothing else."""
-    per_line = PER_LINE[width]
+    per_line = min(PER_LINE[width], len(names))
     lines = -(-len(names) // per_line)
     top = max(float(row["speedup"]) for row in rows) * 1.12
     total = canvas.POINTS[width]

@@ -391,6 +391,16 @@ def batch(
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Leave out cells that cannot run.")
     ] = False,
+    until_ci: Annotated[
+        float | None,
+        typer.Option(help="Add passes until each speedup's 95 % interval is within this share."),
+    ] = None,
+    max_passes: Annotated[
+        int | None, typer.Option(min=1, help="Passes at most with --until-ci; 10 by default.")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="A Dask scheduler: tcp://HOST:8786.")
+    ] = None,
     batches: Annotated[Path, typer.Option(help="Where batch folders are kept.")] = Path(
         "data/batches"
     ),
@@ -415,9 +425,19 @@ def batch(
         outcome = visits.Outcome(Ledger.open(resume))
     else:
         outcome = visits.start(
-            sweeps.load(sweep), batches=batches, runs=runs, keep_going=keep_going
+            sweeps.load(sweep),
+            batches=batches,
+            runs=runs,
+            keep_going=keep_going,
+            until_ci=until_ci,
+            max_passes=max_passes,
         )
-    visits.carry_on(outcome, runs=runs)
+    if scheduler is None:
+        visits.carry_on(outcome, runs=runs)
+    else:
+        from kvlab.batch import cluster
+
+        cluster.carry_on(outcome, scheduler, runs=runs)
     told = results.conclude(outcome.ledger)
     typer.echo(_json(told) if as_json else outcome.text())
     for path in results.write_tables(told, outcome.ledger.path):

@@ -118,6 +118,9 @@ def batches() -> Iterator[dict[str, Any]]:
         "missing": [],
         "left_out": [],
         "unreadable": [],
+        "until_ci": None,
+        "max_passes": 10,
+        "retried": [],
     }
     yield {**plain, **none}
     row = {
@@ -149,7 +152,8 @@ def batches() -> Iterator[dict[str, Any]]:
     }
     shown = {"rows": [row], "effects": told, "varying": ["a.b"]}
     yield {**plain, **none, **shown, **broken, "hosts": ["h"]}
-    yield {**plain, **none, **shown, "hosts": ["h", "i"]}
+    more = {"until_ci": 0.05, "retried": ["1/1"]}
+    yield {**plain, **none, **shown, **more, "hosts": ["h", "i"]}
 
 
 def _empty_notebook() -> Any:

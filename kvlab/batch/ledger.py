@@ -53,7 +53,15 @@ class Ledger:
         self.cells = [Cell(one["number"], one["settings"]) for one in manifest["cells"]]
 
     @classmethod
-    def create(cls, parent: Path, sweep: Sweep, cells: Sequence[Cell]) -> Ledger:
+    def create(
+        cls,
+        parent: Path,
+        sweep: Sweep,
+        cells: Sequence[Cell],
+        *,
+        until_ci: float | None = None,
+        max_passes: int | None = None,
+    ) -> Ledger:
         """A new folder for the sweep's cells; those that cannot run are not among them."""
         digest = sweeps.sha256(sweep)
         path = parent / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{sweep.name}-{digest[:8]}"
@@ -67,12 +75,14 @@ class Ledger:
             "sweep_sha256": digest,
             "cells": [{"number": cell.number, "settings": dict(cell.settings)} for cell in cells],
             "left_out": [c.number for c in sweeps.cells(sweep) if c not in cells],
+            "until_ci": until_ci,
+            "max_passes": max_passes,
             "order": [[visit.turn, visit.cell.number] for visit in order],
         }
-        text = json.dumps(manifest, indent=2, ensure_ascii=False)
-        (path / MANIFEST).write_text(f"{text}\n", encoding="utf-8")
         (path / VISITS).touch()
-        return cls(path, manifest)
+        ledger = cls(path, manifest)
+        ledger._write_manifest()
+        return ledger
 
     @classmethod
     def open(cls, path: Path) -> Ledger:
@@ -105,6 +115,20 @@ class Ledger:
                 found.append(Entry(**json.loads(line)))
         return found
 
+    def add_pass(self, cells: Sequence[Cell]) -> list[Visit]:
+        """One more pass over these cells, written into the manifest before anything of it runs."""
+        turn = 1 + max(number for number, _ in self.manifest["order"])
+        added = sweeps.one_pass(self.sweep, cells, turn)
+        self.manifest["order"] += [[visit.turn, visit.cell.number] for visit in added]
+        self._write_manifest()
+        return added
+
+    def _write_manifest(self) -> None:
+        text = json.dumps(self.manifest, indent=2, ensure_ascii=False)
+        new = self.path / f".{MANIFEST}"
+        new.write_text(f"{text}\n", encoding="utf-8")
+        new.replace(self.path / MANIFEST)
+
     def append(self, visit: Visit, state: State, **more: Any) -> None:
         """Write what became of a visit, on the disk before this returns."""
         at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -132,11 +156,9 @@ class Ledger:
         }
 
     def order(self) -> Iterator[Visit]:
-        """Every visit of the manifest, and those of passes that were added later, in order."""
+        """Every visit of the manifest, in the order in which they are made."""
         cells = {cell.number: cell for cell in self.cells}
-        listed = [(turn, number) for turn, number in self.manifest["order"]]
-        added = [(e.turn, e.cell) for e in self.entries() if (e.turn, e.cell) not in listed]
-        for turn, number in dict.fromkeys([*listed, *added]):
+        for turn, number in self.manifest["order"]:
             yield Visit(turn, cells[number])
 
     def missing(self) -> list[Visit]:

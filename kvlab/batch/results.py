@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab import summary
-from kvlab.batch import effects
+from kvlab.batch import effects, visits
 from kvlab.batch.ledger import Ledger
 from kvlab.errors import KvlabError
 from kvlab.rundir import RunDir
@@ -16,8 +16,8 @@ def conclude(ledger: Ledger) -> dict[str, Any]:
     """Everything that the batch's page tells; nothing of it depends on anything but the folders.
 
     Keys: ``batch``, ``title``, ``experiment``, ``profile``, ``passes``, ``seed``, ``order``,
-    ``rows``, ``effects``, ``varying``, ``hosts``, ``failed``, ``missing``, ``left_out``,
-    ``unreadable``.
+    ``until_ci`` and ``max_passes`` (the stopping rule, if any), ``rows``, ``effects``, ``varying``,
+    ``hosts``, ``failed``, ``missing``, ``left_out``, ``unreadable``, ``retried``.
     """
     sweep = ledger.sweep
     rows, unreadable = [], []
@@ -40,6 +40,8 @@ def conclude(ledger: Ledger) -> dict[str, Any]:
         "profile": sweep.profile,
         "passes": max((visit.turn for visit in ledger.order()), default=0),
         "seed": sweep.seed,
+        "until_ci": ledger.manifest.get("until_ci"),
+        "max_passes": ledger.manifest.get("max_passes") or visits.MAX_PASSES,
         "order": [visit.key for visit in ledger.order()],
         "rows": rows,
         "effects": effects.effects(rows, seed=sweep.seed),
@@ -49,6 +51,7 @@ def conclude(ledger: Ledger) -> dict[str, Any]:
         "missing": [visit.key for visit in ledger.missing()],
         "left_out": ledger.manifest["left_out"],
         "unreadable": unreadable,
+        "retried": sorted(e.key for e in ledger.finished().values() if e.attempt > 1),
     }
 
 

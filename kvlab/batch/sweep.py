@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -108,13 +108,14 @@ def cells(sweep: Sweep) -> list[Cell]:
 
 def visits(sweep: Sweep, chosen: list[Cell]) -> list[Visit]:
     """The visits in their order: pass by pass, each in an order drawn from the seed."""
-    stream = random.Random(sweep.seed)
-    found = []
-    for turn in range(1, sweep.passes + 1):
-        order = list(chosen)
-        stream.shuffle(order)
-        found += [Visit(turn, cell) for cell in order]
-    return found
+    return [visit for turn in range(1, sweep.passes + 1) for visit in one_pass(sweep, chosen, turn)]
+
+
+def one_pass(sweep: Sweep, chosen: Sequence[Cell], turn: int) -> list[Visit]:
+    """The visits of one pass, in an order that its number and the sweep's seed decide."""
+    order = list(chosen)
+    random.Random(f"{sweep.seed}/{turn}").shuffle(order)
+    return [Visit(turn, cell) for cell in order]
 
 
 def overrides(sweep: Sweep, cell: Cell) -> dict[str, Any]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from kvlab import experiment, notebook_run, preflight, reproduce
 from kvlab.agenda import Agenda
+from kvlab.batch import precision
 from kvlab.batch import sweep as sweeps
 from kvlab.batch.ledger import Ledger
 from kvlab.batch.sweep import Cell, Sweep, Visit
 from kvlab.errors import KvlabError, ProfileError, UsageError
 from kvlab.rundir import RunDir, from_home
 from kvlab.units import duration
+
+MAX_PASSES = 10
+"""Passes at most when more are added until the speedups are known well enough."""
 
 
 class Measure(Protocol):
@@ -123,12 +127,25 @@ def text(told: dict[str, Any]) -> str:
 
 
 def start(
-    sweep: Sweep, *, batches: Path, runs: Path = Path("data/runs"), keep_going: bool = False
+    sweep: Sweep,
+    *,
+    batches: Path,
+    runs: Path = Path("data/runs"),
+    keep_going: bool = False,
+    until_ci: float | None = None,
+    max_passes: int | None = None,
 ) -> Outcome:
     """A new batch with its folder, nothing measured yet.
 
     ProfileError, naming the first, when a cell cannot run; ``keep_going`` leaves such cells out.
+    ``until_ci`` asks for further passes, ``max_passes`` in all, over the cells whose speedup is not
+    known to that share (0.05: within 5 %).
     """
+    if until_ci is not None and (until_ci <= 0 or sweep.experiment != "two-round"):
+        raise UsageError(
+            f"--until-ci {until_ci} cannot be reached with {sweep.experiment}",
+            hint="give a share above 0, such as 0.05, for a sweep of two-round",
+        )
     found = prospects(sweep, runs=runs)
     unable = [one for one in found if one.problem is not None]
     able = [one.cell for one in found if one.problem is None]
@@ -138,14 +155,55 @@ def start(
             f"({unable[0].cell.label}): {unable[0].problem}",
             hint="see them with --dry-run; --keep-going leaves them out",
         )
-    return Outcome(Ledger.create(from_home(batches), sweep, able), unable)
+    made = Ledger.create(from_home(batches), sweep, able, until_ci=until_ci, max_passes=max_passes)
+    return Outcome(made, unable)
 
 
 def carry_on(
     outcome: Outcome, *, runs: Path = Path("data/runs"), measure: Measure | None = None
 ) -> Outcome:
     """The outcome after every missing visit was made. A visit that fails is kept as such."""
-    ledger = outcome.ledger
+    return settle(outcome, lambda ledger: _make(ledger, runs, measure))
+
+
+def settle(outcome: Outcome, make: Callable[[Ledger], None]) -> Outcome:
+    """The outcome after ``make`` made the missing visits, pass after pass until no cell asks."""
+    make(outcome.ledger)
+    while wider := unsettled(outcome.ledger):
+        outcome.ledger.add_pass(wider)
+        make(outcome.ledger)
+    return outcome
+
+
+def unsettled(ledger: Ledger) -> list[Cell]:
+    """The cells that a further pass shall visit: not known well enough, and passes are left.
+
+    A cell with a visit that failed is not among them: another pass would not mend that.
+    """
+    wanted = ledger.manifest.get("until_ci")
+    passes = max(turn for turn, _ in ledger.manifest["order"])
+    if wanted is None or passes >= (ledger.manifest.get("max_passes") or MAX_PASSES):
+        return []
+    failed = {entry.cell for entry in ledger.failed().values()}
+    return [
+        cell
+        for cell in ledger.cells
+        if cell.number not in failed and not _is_settled(known(ledger, cell), wanted)
+    ]
+
+
+def known(ledger: Ledger, cell: Cell) -> float | None:
+    """The half width of the cell's speedup over all its visits, as a share; None: unknown."""
+    done = [entry for entry in ledger.finished().values() if entry.cell == cell.number]
+    runs = [RunDir.open(Path(entry.run)) for entry in done if entry.run]
+    return precision.half_width(precision.speedup(runs, seed=ledger.sweep.seed))
+
+
+def _is_settled(width: float | None, wanted: float) -> bool:
+    return width is not None and width <= wanted
+
+
+def _make(ledger: Ledger, runs: Path, measure: Measure | None) -> None:
     waiting = ledger.missing()
     agenda = _agenda(ledger.sweep, waiting)
     for visit in waiting:
@@ -158,7 +216,11 @@ def carry_on(
             ledger.append(visit, "failed", error=error.message)
             continue
         ledger.append(visit, "finished", run=str(run.resolve()))
-    return outcome
+
+
+def measure_alone(sweep: Sweep, visit: Visit, *, folder: Path, runs: Path) -> Path:
+    """Measure one visit that is part of no agenda here, as a worker of a cluster does."""
+    return _in_notebook(_agenda(sweep, [visit]))(sweep, visit, folder=folder, runs=runs)
 
 
 def _agenda(sweep: Sweep, waiting: Sequence[Visit]) -> Agenda:
