@@ -88,7 +88,7 @@ def browse(page: Path, folder: Path) -> tuple[str, str]:
             "--host-resolver-rules=MAP * ~NOTFOUND",
             f"--user-data-dir={folder / 'profile'}",
             *("--enable-logging=stderr", "--window-size=1600,900"),
-            *("--virtual-time-budget=2000", "--dump-dom", page.as_uri()),
+            *("--virtual-time-budget=20000", "--dump-dom", page.as_uri()),
         ],
         capture_output=True,
         text=True,
