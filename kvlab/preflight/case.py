@@ -150,11 +150,8 @@ class Case:
 
     @property
     def on_cpu(self) -> bool:
-        """The engine computes on the CPU: in processes, and in containers without a GPU."""
-        container = self.profile.container
-        return self.profile.runtime == "process" or (
-            self.in_containers and container is not None and container.gpus is None
-        )
+        """The engine computes on the CPU, as far as the profile shows it."""
+        return computes_on_cpu(self.profile)
 
     @property
     def gpus(self) -> list[Mapping[str, Any]] | None:
@@ -281,6 +278,17 @@ def sizes(
         )
     except UsageError:  # another kind of model, or a block that does not hold its state
         return None
+
+
+def computes_on_cpu(profile: Profile) -> bool:
+    """Whether the servers that kvlab starts for the profile use no GPU, by its settings.
+
+    A share of a GPU's memory is asked for in profiles of one alone.
+    """
+    container = profile.container
+    if profile.runtime == "docker" and container is not None:
+        return container.gpus is None
+    return profile.runtime == "process" and "gpu-memory-utilization" not in profile.engine.flags
 
 
 def speculative_tokens(profile: Profile) -> int:

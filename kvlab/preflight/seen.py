@@ -12,6 +12,7 @@ from typing import Any
 
 from kvlab import environment
 from kvlab import host as hosts
+from kvlab.preflight.case import computes_on_cpu
 from kvlab.profile import Profile
 from kvlab.rundir import sha256_json
 
@@ -38,10 +39,9 @@ def key(profile: Profile, host: Mapping[str, Any]) -> dict[str, Any]:
     flags = profile.engine.flags
     container = profile.container
     inside = profile.runtime == "docker" and container is not None
-    on_cpu = not (container and inside and container.gpus)
     return {
         "image": container.image if container and inside else _engine(),
-        "host": hosts.fingerprint(dict(host)) if on_cpu else None,
+        "host": hosts.fingerprint(dict(host)) if computes_on_cpu(profile) else None,
         "model": profile.model.name,
         "layers": profile.model.layers,
         "types": {name: flags.get(name, "auto") for name in TYPE_FLAGS},

@@ -300,6 +300,8 @@ ROWS = [
     fires("KV040", host={"memory_gib": 64.0, "limits": {"memory_gib": 4.0}}),
     quiet("KV040", **SPARK, host=SPARK_HOST),
     quiet("KV040", host={"memory_gib": 8.0}),
+    quiet("KV040", profile="mi308x", host={"memory_gib": 104.0}),  # its GPU has its own memory
+    fires("KV040", profile="mi308x", host={"memory_gib": 96.0}),
     quiet("KV040", settings={"cache.l1_size_gb": 800}),  # nothing is known of the host
     fires("KV041", "P-31", **SPARK, host={**SPARK_HOST, "now": {"memory_available_gib": 30.0}}),
     quiet("KV041", "P-31", **SPARK, host=SPARK_HOST),
