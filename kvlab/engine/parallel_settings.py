@@ -10,7 +10,7 @@ from typing import Any
 
 GIB = 1 << 30
 NUM_WORKERS = 64
-SUB_BLOCK_KB = 128
+SUB_BLOCK_KB = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
