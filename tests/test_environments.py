@@ -42,6 +42,17 @@ def test_the_owner_s_packages_are_dependencies() -> None:
     assert fixed <= names
 
 
+def test_the_docker_client_goes_with_todays_requests() -> None:
+    """P-45: before 7.1, requests 2.32 ends it with "http+docker" as soon as it connects."""
+    wanted = [normal(d) for d in project()["dependencies"]]  # type: ignore[attr-defined]
+    (least,) = [rest for name, rest in wanted if name == "docker"]
+    assert re.match(r">=7\.[1-9]", least)
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    pinned = re.search(r"^docker==(\d+)\.(\d+)", lock, re.MULTILINE)
+    assert pinned is not None
+    assert (int(pinned[1]), int(pinned[2])) >= (7, 1)
+
+
 def test_the_lab_s_lock_pins_every_dependency_exactly() -> None:
     described = project()
     lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
