@@ -81,20 +81,41 @@ def rounds(profile: Profile, kind: str) -> list[tuple[str, int]]:
 
 
 def steps(profile: Profile, arms: Sequence[str], repeats: int | None = None) -> Counter[str]:
-    """What ``progress`` counts, by kind and arm; fills are counted where they are sure to come."""
+    """What ``progress`` counts, by kind and arm; the first arm on a kind of records fills them."""
     setup, contexts = profile.experiments.parallel_read, profile.workload.contexts
     repeats = setup.repeats if repeats is None else repeats
-    measured = len(setup.concurrency)
+    measured, known, filled = rounds(profile, "measure"), settings(profile), set[Any]()
     count: Counter[str] = Counter()
     for arm in arms:
         count[f"launch:{arm}"] += repeats
         count[f"stop:{arm}"] += repeats
         warm = profile.experiments.two_round.warmup_requests
         count[f"request:{arm}:warmup"] += repeats * warm
-        count[f"request:{arm}:measure"] += repeats * contexts * measured
-        if arm != RECOMPUTE:
-            count[f"drain:{arm}"] += repeats * (1 + measured)
+        for name, _ in measured:
+            count[f"request:{arm}:{name}"] += repeats * contexts
+        if arm == RECOMPUTE:
+            continue
+        count[f"drain:{arm}"] += repeats * (1 + len(measured))
+        if (records := _records(profile, known[arm])) not in filled:
+            filled.add(records)
+            for name in ("fill", *(name for name, _ in rounds(profile, "memory"))):
+                count[f"request:{arm}:{name}"] += contexts
+                count[f"drain:{arm}"] += 1
     return count
+
+
+def _records(profile: Profile, setting: Setting) -> tuple[str, str]:
+    """The place in which an arm's records lie, and the kind of their names."""
+    assert setting.path is not None
+    place = profile.storage.path_named(setting.path)
+    return (place.mount_of or place.name, _names(profile, setting))
+
+
+def _names(profile: Profile, setting: Setting) -> str:
+    """How an arm's adapter names its files: by its type, or as another type does."""
+    assert setting.adapter is not None
+    kind = str(profile.experiments.parallel_read.adapters[setting.adapter].get("type"))
+    return SAME_NAMES.get(kind, kind)
 
 
 async def parallel_read(
@@ -171,8 +192,7 @@ class Experiment:
     async def _read(self, repeat: int, setting: Setting, entered: Entered) -> None:
         assert setting.adapter is not None
         adapter = self.profile.experiments.parallel_read.adapters[setting.adapter]
-        kind = str(adapter.get("type"))
-        names = SAME_NAMES.get(kind, kind)
+        names = _names(self.profile, setting)
         source = entered.source / names
         source.mkdir(exist_ok=True)
         chosen = setting.applied(self.profile, entered.folder / names)

@@ -6,6 +6,7 @@ fio is replaced: what it says is tested with it, and here it would only measure 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -113,6 +114,10 @@ async def test_the_faster_adapter_is_proven_at_every_concurrency(
     assert "local-parallel_fs over local-fs at 4" in summary.text(found)
     assert not verify.verify(RunDir.open(folder.path))
     assert not (folder.path / "l2").exists()
+    asked = Counter(f"request:{r.scenario}:{r.round}" for r in folder.requests())
+    chosen = profile.from_dict(folder.manifest["profile"])
+    steps = parallel_read.steps(chosen, folder.manifest["arms"])
+    assert {k: n for k, n in steps.items() if k.startswith("request")} == asked
     again = compare.compare(folder, folder)
     assert [arm["ratio"]["value"] for arm in again["arms"]] == [1] * 6
     assert "local-fs at 2: median TTFT" in compare.text(again)
@@ -217,6 +222,14 @@ async def test_what_cannot_be_measured_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=sentence):
         await measure(profile_file(**{**SMALL, **change}), tmp_path)
+
+
+def test_the_steps_are_those_that_come() -> None:
+    chosen = profile.load("embedded", experiment="parallel-read")
+    count = parallel_read.steps(chosen, parallel_read.arms(chosen))
+    assert count["request:slow-mount-fs:measure-16"] == 24
+    fills = {kind.split(":")[1] for kind in count if kind.endswith(":fill")}
+    assert fills == {"slow-mount-fs", "slow-mount-fs_native"}
 
 
 def test_arms_follow_from_places_and_adapters() -> None:
