@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import fake_stack
 
 if TYPE_CHECKING:
     from kvlab.profile import Profile
+
+# No test is timed: on a busy machine Hypothesis's deadline would fail what is right.
+settings.register_profile("kvlab", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("kvlab")
 
 
 @pytest.fixture(autouse=True)
