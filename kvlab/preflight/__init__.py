@@ -110,7 +110,7 @@ def corrected(profile: Profile, settings: Mapping[str, Any]) -> Profile | None:
 def _flags(profile: Profile, settings: Mapping[str, Any]) -> Iterator[str]:
     """The words of the servers' commands that the settings change, each with its program."""
     better = corrected(profile, settings) if settings else None
-    if better is None:
+    if better is None or not (profile.fresh and better.fresh):  # attached: nothing is started
         return
     before, after = (plan.plan(one, "lmcache").services for one in (profile, better))
     for old, new in zip(before, after, strict=True):

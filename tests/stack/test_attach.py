@@ -261,7 +261,10 @@ async def test_a_control_and_half_an_acceptance_are_refused(
         ({"model.served_name": "other"}, "serves fake-model, not other"),
         ({"engine.block_tokens": 8}, "works in blocks of 16 tokens, the profile says 8"),
         ({"cache.chunk_tokens": 32, "workload.context_tokens": 140}, "in chunks of 16 tokens"),
-        ({"engine.prefix_caching": False}, "prefix caching on, the profile says off"),
+        (
+            {"engine.prefix_caching": False, "model.hybrid": False},
+            "prefix caching on, the profile says off",
+        ),
         ({"model.name": "someone/else"}, "no worker of someone/else is registered"),
         ({"attach.versions": {"vllm": "0.99"}}, "vllm is version 0.0.0.fake, the profile says"),
         ({"engine.max_model_len": 9000, "workload.context_tokens": 4097}, "takes at most 4,096"),
