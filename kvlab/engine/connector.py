@@ -12,6 +12,12 @@ This connector moves the storage itself, before LMCache sees it, and re-points e
 with it. LMCache afterwards finds the storage already shared and leaves it alone. With it, restored
 answers equal cold ones to the last bit.
 
+It also waits, at the end of each step, until LMCache has copied what the step computed. With
+`--mamba-cache-mode align` vLLM gives the page of an older state away two steps later, and hands it
+out first; LMCache submits its stores and returns, so that a state within a prompt could be stored
+after another had been written over it. Only a prefix that returns with another end ever asks for
+such a state.
+
 Load it by name in vLLM's `--kv-transfer-config`:
 
     {"kv_connector": "SharedStateMPConnector",
@@ -21,6 +27,7 @@ Load it by name in vLLM's `--kv-transfer-config`:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +47,9 @@ if TYPE_CHECKING:
 
 TRANSFER_MODE_KEY = "lmcache.mp.mp_transfer_mode"
 TRANSFER_MODE = "lmcache_driven"
+STORE_S = 10
+"""A store takes milliseconds; a server that does not answer for so long will not hold vLLM up."""
+logger = logging.getLogger(__name__)
 
 
 class ConnectorError(KvlabError):
@@ -56,6 +66,18 @@ class SharedStateMPConnector(LMCacheMPConnector):  # type: ignore[misc]
         share_storages(kv_caches, [layers[name].kv_cache for name in kv_caches])
         super().register_kv_caches(kv_caches)
         require_shared(kv_caches, {name: layers[name].kv_cache for name in kv_caches})
+
+    def wait_for_save(self) -> None:
+        """Return nothing, once LMCache has copied the pages of this step."""
+        super().wait_for_save()
+        for request, future in self.worker_adapter.store_futures.items():
+            if not future.wait(timeout=STORE_S):
+                logger.error(
+                    "the store of request %s did not end within %d s: what LMCache keeps of it "
+                    "may hold a later state",
+                    request,
+                    STORE_S,
+                )
 
 
 def require_transfer_mode(extra_config: Mapping[str, Any]) -> None:

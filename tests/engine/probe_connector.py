@@ -5,6 +5,7 @@ and SSM views, and an attention layer, which holds the registered tensor itself.
 """
 
 import json
+from types import SimpleNamespace
 
 import torch
 from lmcache.v1.platform.devices.cpu.shm import migrate_to_shm_and_wrap
@@ -56,6 +57,33 @@ def padded_page_is_refused():
     return refusal(connector.share_storages, {"recurrent": padded}, [padded])
 
 
+class Future:
+    """A store that ends when somebody waits for it, or never."""
+
+    def __init__(self, ends):
+        self.ends, self.waited = ends, False
+
+    def wait(self, timeout):
+        assert timeout == connector.STORE_S
+        self.waited = True
+        return self.ends
+
+
+def stores_are_awaited():
+    """Whether the connector submits first, then waits for every store, also past one that hangs."""
+    order = []
+    one = object.__new__(connector.SharedStateMPConnector)
+    futures = {"a": Future(ends=False), "b": Future(ends=True)}
+    one.worker_adapter = SimpleNamespace(store_futures=futures)
+    stock = connector.LMCacheMPConnector.wait_for_save
+    connector.LMCacheMPConnector.wait_for_save = lambda self: order.append("submitted")
+    try:
+        one.wait_for_save()
+    finally:
+        connector.LMCacheMPConnector.wait_for_save = stock
+    return order == ["submitted"] and all(future.waited for future in futures.values())
+
+
 stored, restored = written_state_reaches_lmcache()
 print(
     json.dumps(
@@ -68,6 +96,7 @@ print(
             "driven": refusal(
                 connector.require_transfer_mode, {connector.TRANSFER_MODE_KEY: "lmcache_driven"}
             ),
+            "awaited": stores_are_awaited(),
             "hma": supports_hma(connector.SharedStateMPConnector),
             "signature": supports_kw(connector.SharedStateMPConnector, "kv_cache_config"),
         }

@@ -42,6 +42,10 @@ def test_a_padded_page_is_refused_with_the_remedy(probe):
     assert "hint: on CPU the recurrent-state page must equal the attention page" in probe["padded"]
 
 
+def test_a_step_ends_when_its_stores_have(probe):
+    assert probe["awaited"]
+
+
 def test_another_transfer_mode_is_refused(probe):
     assert "lmcache_driven" in probe["auto"]
     assert probe["driven"] is None

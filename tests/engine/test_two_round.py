@@ -106,6 +106,20 @@ def test_with_our_connector_the_gain_is_proven_from_both_tiers(tmp_path: Path) -
     assert not list(Path("/dev/shm").glob("lmcache*"))
 
 
+def test_a_prefix_that_returns_with_another_end_is_restored_right(tmp_path: Path) -> None:
+    """States within a prompt are asked for, which vLLM soon writes over; half were wrong once."""
+    shape = [
+        *("--set", "workload.shape=prefix_suffix", "--set", "workload.contexts=10"),
+        *("--set", "workload.context_tokens=1905"),
+    ]
+    _, summary = run(tmp_path, *shape)
+    assert summary["correctness"]["pairs"] == 10
+    assert summary["correctness"]["restored_nat"]["max"] == 0
+    served = summary["served_tokens"]["lmcache"]["measure"]
+    assert served["L1"] + served["L2"] == 10 * 1344
+    assert served["L2"] > 0
+
+
 def test_with_the_stock_connector_it_is_fast_but_wrong(tmp_path: Path) -> None:
     code, summary = run(tmp_path, "--set", "engine.connector=stock")
     assert code == 1
