@@ -674,14 +674,17 @@ def load(
 ) -> Profile:
     """The profile of that name or file, with dotted-key overrides applied, checked whole.
 
-    With ``experiment``, the profile that stands in for it there, if one does.
+    With ``experiment``, the profile that stands in for it there, if one does: the overrides are
+    then those of that one.
     """
     origin, tree = _read(str(name_or_path), seen=())
+    stand_ins = tree.get("stand_ins")
+    other = stand_ins.get(experiment or "") if isinstance(stand_ins, dict) else None
+    if isinstance(other, str):
+        return load(other, overrides)
     for key, value in (overrides or {}).items():
         _set(tree, key, value)
-    found = _validate(tree, origin)
-    other = found.stand_ins.get(experiment or "")
-    return load(other, overrides) if other else found
+    return _validate(tree, origin)
 
 
 def from_dict(tree: dict[str, Any], origin: str = "profile") -> Profile:

@@ -179,3 +179,10 @@ def _tree(text: str) -> dict[str, object]:
     except yaml.YAMLError:
         return {}
     return loaded if isinstance(loaded, dict) else {}
+
+
+def test_overrides_are_those_of_the_profile_that_stands_in() -> None:
+    few = {"workload.contexts": 4}  # too few for the embedded profile's L0, enough where it is read
+    assert profile.load("embedded", few, experiment="parallel-read").workload.contexts == 4
+    with pytest.raises(ProfileError, match="fits too well in L0"):
+        profile.load("embedded", few, experiment="two-round")
