@@ -40,13 +40,14 @@ def test_it_ends_with_a_verdict_and_three_pages_that_open_offline(tmp_path: Path
     assert re.search(told, done.stderr)
     pages = [Path(path) for path in re.findall(r"^page: (.*)$", done.stdout, re.MULTILINE)]
     assert [page.stem for page in pages] == [
-        *("00_preflight", "10_two_round", "report-tr", "report-zh", "report-en")
+        *("00_preflight", "10_two_round", "70_sizing"),
+        *("report-tr", "report-zh", "report-en", "index"),
     ]
     for page in pages:
         html = page.read_text(encoding="utf-8")
         assert not re.search(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=[\"']https?:", html)
         assert "Traceback" not in html
-    assert len(list((run / "notebooks").glob("*.ipynb"))) == 5
+    assert len(list((run / "notebooks").glob("*.ipynb"))) == 6
     assert not verify.verify(RunDir.open(run))
 
 
