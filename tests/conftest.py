@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,10 @@ from tests import fake_stack
 
 if TYPE_CHECKING:
     from kvlab.profile import Profile
+
+# A shell starts what it puts in the background deaf to SIGINT, and every program below inherits
+# that: tests that interrupt kvlab would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test is timed: on a busy machine Hypothesis's deadline would fail what is right.
 settings.register_profile("kvlab", deadline=None, suppress_health_check=[HealthCheck.too_slow])

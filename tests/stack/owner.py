@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -33,8 +32,6 @@ async def own(folder: Path, mode: str, options: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # A test run in the background of a shell hands its deafness to SIGINT on.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         asyncio.run(own(Path(sys.argv[1]), sys.argv[2], sys.argv[3:]))
     except KeyboardInterrupt:
