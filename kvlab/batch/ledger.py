@@ -131,7 +131,7 @@ class Ledger:
 
     def append(self, visit: Visit, state: State, **more: Any) -> None:
         """Write what became of a visit, on the disk before this returns."""
-        at = datetime.now(UTC).isoformat(timespec="seconds")
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
         entry = Entry(turn=visit.turn, cell=visit.cell.number, state=state, at=at, **more)
         path = self.path / VISITS
         text = json.dumps(asdict(entry), ensure_ascii=False)
