@@ -23,7 +23,6 @@ SWEEP = {
     "name": "seeds",
     "title": "Two seeds",
     "profile": "smoke",
-    "set": {"workload.contexts": 12},
     "grid": {"workload.seed": [1, 2]},
 }
 
