@@ -44,6 +44,11 @@ class Entry:
     rank: str | None = None
     group: int | None = None
 
+    @property
+    def is_record(self) -> bool:
+        """Whether it lies where records lie and is named as one, whole or not."""
+        return self.kind in ("record", "empty", "short")
+
 
 @dataclass(frozen=True, slots=True)
 class Survey:
@@ -109,7 +114,7 @@ def survey(folder: Path) -> Survey:
 def count(found: Sequence[Entry]) -> Survey:
     """The counts over the entries of a folder."""
     kinds = Counter(entry.kind for entry in found)
-    records = [entry for entry in found if entry.kind in ("record", "empty", "short")]
+    records = [entry for entry in found if entry.is_record]
     return Survey(
         files=len(records),
         bytes=sum(entry.bytes for entry in records),
@@ -129,7 +134,7 @@ def describe(folder: Path, found: Sequence[Entry], *, now_s: float) -> dict[str,
     removed meanwhile is not seen. ``days_until_full`` divides the free space of the file system by
     it. Records are taken as its own by their names alone: nothing is opened.
     """
-    records = [entry for entry in found if entry.kind in ("record", "empty", "short")]
+    records = [entry for entry in found if entry.is_record]
     counts = count(found)
     growth = _growth(records, now_s)
     free = shutil.disk_usage(folder).free

@@ -70,7 +70,7 @@ def prune(
     """What the rules choose, and with ``yes`` what was removed; HostBusy while it is in use."""
     _require(folder)
     rules = pruning.Rules(
-        older_than_s=None if older_than is None else _seconds(older_than),
+        older_than_s=None if older_than is None else _seconds(older_than, "--older-than 9d"),
         model=model,
         keep_bytes=None if keep is None else _bytes(keep),
         odd=odd,
@@ -120,7 +120,7 @@ def pruned_text(outcome: dict[str, Any]) -> str:
 
 def watch(folder: Path, every: str, looks: int | None) -> Iterator[dict[str, Any]]:
     """One look at the folder after another; growth is since the first, None before the second."""
-    pause_s = _seconds(every)
+    pause_s = _seconds(every, "--every 1m")
     if pause_s <= 0:
         raise UsageError(f"{every!r} is no pause", hint="for example --every 1m")
     first: tuple[float, int] | None = None
@@ -162,11 +162,11 @@ def _require(folder: Path) -> None:
         )
 
 
-def _seconds(given: str) -> float:
+def _seconds(given: str, example: str) -> float:
     try:
         return units.seconds(given)
     except ValueError as error:
-        raise UsageError(str(error), hint="for example --older-than 9d") from error
+        raise UsageError(str(error), hint=f"for example {example}") from error
 
 
 def _bytes(given: str) -> int:

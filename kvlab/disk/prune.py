@@ -86,7 +86,7 @@ def remove(folder: Path, removals: Sequence[Removal]) -> list[Removal]:
 
 
 def _records(found: Sequence[Entry], rules: Rules, now_s: float) -> Iterator[Removal]:
-    ours = [entry for entry in found if entry.kind in ("record", "empty", "short")]
+    ours = [entry for entry in found if entry.is_record]
     surplus = sum(entry.bytes for entry in ours) - (rules.keep_bytes or 0)
     for entry in sorted(ours, key=lambda entry: (_used_s(entry), entry.path)):
         age_s = now_s - entry.modified_s
